@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
+    from headway.edge.keys import Keyring
     from headway.gateway.config import Config
 
 
@@ -33,16 +34,13 @@ def gateway(call: "VerbCall") -> int:
     set_up_logs(logs.log_level, logs.log_format)
 
     from headway.edge import root_path, serving
-    from headway.edge.keys import Keyring
     from headway.edge.notify import Notifier
     from headway.gateway import run
     from headway.gateway.ledger import Ledger
     from headway.gateway.state import GatewayState, ledger_folder
     from headway.telemetry.request_log import RequestLog
 
-    keyring = Keyring(
-        flags=options.api_key, file=Path(options.key_file) if options.key_file else None
-    )
+    keyring = keyring_of(options)
     if options.key_api and not keyring:
         raise UsageError(
             "--key-api needs a key that may make others.",
@@ -127,17 +125,22 @@ def with_probes(config: "Config") -> "Config":
     return msgspec.structs.replace(config, probes=tuple(probes))
 
 
+def keyring_of(options: GatewayOptions) -> "Keyring":
+    """Return the keys of flags and of the key file."""
+    from headway.edge.keys import Keyring
+
+    file = Path(options.key_file) if options.key_file else None
+    return Keyring(flags=options.api_key, file=file)
+
+
 def check_names(config: "Config", options: GatewayOptions) -> None:
     """Raise UsageError for a budget or a team's key of a name that no key has."""
     from headway.core.principal import ANONYMOUS
-    from headway.edge.keys import Keyring
     from headway.gateway.config import format_suggestion
     from headway.gateway.ledger import read_made_names
     from headway.gateway.state import ledger_folder
 
-    file = Path(options.key_file) if options.key_file else None
-    keyring = Keyring(flags=options.api_key, file=file)
-    names = [*sorted(keyring.reserved_names)] or [ANONYMOUS]
+    names = [*sorted(keyring_of(options).reserved_names)] or [ANONYMOUS]
     if options.key_api:
         names += read_made_names(ledger_folder(options.data_dir) / "ledger.db")
     places = [("budgets", name) for name in config.budgets if name != "*"]
@@ -152,7 +155,7 @@ def check_names(config: "Config", options: GatewayOptions) -> None:
 
 def print_config(config: "Config") -> None:
     """Print the routes and the warnings of a configuration, for `--dry-run`."""
-    from headway.gateway.money import format_dollars, format_price
+    from headway.gateway.money import format_budget, format_price
 
     for row in config.upstreams:
         print(f"upstream {row.name:<22} {row.address} ({row.kind}), {format_price(row.price)}")
@@ -164,11 +167,8 @@ def print_config(config: "Config") -> None:
             f"rollout  {rollout.name:<22} {rollout.model}: {', '.join(rollout.canary)} at {steps}"
         )
     for name, budget in config.budgets.items():
-        print(f"budget   {name:<22} {format_dollars(budget.dollars)} per {budget.per}")
+        print(f"budget   {name:<22} {format_budget(budget)}")
     for name, team in config.teams.items():
-        budget_text = "no budget"
-        if team.dollars is not None:
-            budget_text = f"{format_dollars(team.dollars)} per {team.per}"
-        print(f"team     {name:<22} {budget_text}: {', '.join(team.keys)}")
+        print(f"team     {name:<22} {format_budget(team.budget)}: {', '.join(team.keys)}")
     for warning in config.warnings:
         print(f"warning  {warning}")

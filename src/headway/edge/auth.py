@@ -157,8 +157,7 @@ class AuthMiddleware:
                 status=401,
             )
         scope["source"].key = caller.principal.name
-        if self._keyring.is_expired(caller):
-            raise RequestError("This API key has expired.", code="key_expired", status=401)
+        self._keyring.check_age(caller)
         if access == OPERATOR and not caller.admin:
             raise forbidden(NOT_ADMIN)
         return effective_caller(caller, header(scope, USER_HEADER))

@@ -32,7 +32,7 @@ from pathlib import Path
 import msgspec
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import UsageError
+from headway.core.errors import RequestError, UsageError
 from headway.core.principal import Principal
 from headway.core.service import BATCH_CLASS, KeyLimits
 from headway.edge.key_file import KeyRow, digest, read_rows
@@ -153,6 +153,11 @@ class Keyring:
 
     def _from_made(self, row: KeyRow, expires_at_s: float | None) -> Caller:
         return replace(self._caller(row), expires_at_s=expires_at_s)
+
+    def check_age(self, caller: Caller) -> None:
+        """Raise RequestError 401 for a key that has expired."""
+        if self.is_expired(caller):
+            raise RequestError("This API key has expired.", code="key_expired", status=401)
 
     def is_expired(self, caller: Caller) -> bool:
         """Return whether the caller's key is refused because of its age."""

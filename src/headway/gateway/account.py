@@ -40,22 +40,21 @@ MAX_PROMPT_ECHOES = 8
 """Multiple of the prompt's bytes that is allowed in an answer: some answers repeat it, escaped."""
 CLIENT_GONE_STATUSES = ("left", "client_left")
 """Statuses of a request whose client disconnected: its key pays for what the upstream computed."""
-NO_WORK_OUTCOMES = ("connect", "refused", "busy", "away")
+NO_WORK_OUTCOMES = ("connect", "refused", "busy", "away", "untranslated")
 """Outcomes of an attempt for which the upstream did no work."""
 
 
 class Account:
     """Accounting of one request."""
 
-    def __init__(
-        self, state: GatewayState, incoming: GatewayRequest, *, is_free: bool = False
-    ) -> None:
-        """`is_free`: it costs nothing, so nothing is reserved."""
+    is_free = False
+    """Whether it costs nothing, so that nothing is reserved."""
+
+    def __init__(self, state: GatewayState, incoming: GatewayRequest) -> None:
         self._state = state
         self._incoming = incoming
         self._meter = incoming.caller.meter
-        self._is_free = is_free
-        self._budgets = [] if is_free else state.budgets_of(incoming.owner)
+        self._budgets = state.budgets_of(incoming.owner)
         self._reserved_tokens, self._reserved_dollars = 0, 0.0
         self._open = self._has_arm_sample = False
         self._upstream, self._last = "", UpstreamUsage()
@@ -72,11 +71,11 @@ class Account:
             self.text = []
 
     async def __aenter__(self) -> "Account":
-        if not self._is_free:
+        if not self.is_free:
             self._hold()
         incoming, state = self._incoming, self._state
         self._open = True
-        if not self._is_free:
+        if not self.is_free:
             state.budget.request()
         state.ledger.write(
             ledger.BEGIN,
@@ -86,7 +85,7 @@ class Account:
             incoming.task_class,
             incoming.model,
             state.clock.wall_s(),
-            0 if self._is_free else self._num_prompt(),
+            0 if self.is_free else self._num_prompt(),
             state.team_of(incoming.owner),
             msgspec.json.encode(incoming.tags).decode(),
         )

@@ -32,7 +32,7 @@ from headway.gateway.incoming import read_generation_request, read_object
 from headway.gateway.spend import spend
 from headway.gateway.state import GatewayState
 from headway.gateway.stream import StreamedAnswer
-from headway.gateway.whole import answer_from_cache, answer_whole, digest_of
+from headway.gateway.whole import answer_from_cache, answer_whole
 from headway.telemetry.tasks import Outcome, no_such_task
 
 EXPOSED_HEADERS = (
@@ -70,17 +70,14 @@ class RelayEndpoint:
         state = self._state
         try:
             incoming = await read_generation_request(state, self._dialect, scope, receive, send)
-            digest = digest_of(state, incoming)
-            if await answer_from_cache(state, incoming, digest):
+            if await answer_from_cache(state, incoming):
                 return
             async with Account(state, incoming) as account:
                 async with state.until_shutdown():
                     if await cascade.try_cheap_route(state, incoming, account):
                         return
                     if not incoming.stream:
-                        data = await answer_whole(state, incoming, account)
-                        if digest is not None:
-                            state.cache.add(digest, data, incoming.route.cache_s or 0.0)
+                        await answer_whole(state, incoming, account)
                 if incoming.stream:
                     await StreamedAnswer(state, incoming, account).run()
             shadow.send_copy(state, incoming)

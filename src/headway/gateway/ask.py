@@ -83,7 +83,7 @@ class Attempt:
         try:
             return translator.path, msgspec.json.encode(translator.request(body))
         except RequestError as error:
-            raise AttemptError("refused", error, counts=False) from error
+            raise AttemptError("untranslated", error, counts=False) from error
 
     def whole(self, data: bytes) -> bytes:
         """Return a whole answer in the client's dialect; raises ValueError."""
@@ -120,11 +120,8 @@ def body_for(incoming: GatewayRequest, upstream: Upstream, raw: dict[str, Any]) 
     if not upstream.is_headway:
         for name in HEADWAY_FIELDS:
             body.pop(name, None)
-    metadata = body.get("metadata")
-    if upstream.provider is not None and isinstance(metadata, dict):
-        rest = {name: each for name, each in metadata.items() if name not in OWN_METADATA}
-        body.pop("metadata")
-        body |= {"metadata": rest} if rest else {}
+    if upstream.provider is not None:
+        drop_own_metadata(body)
     if upstream.kind not in N_PREDICT_KINDS and isinstance(body.get("n_predict"), int):
         bound = body.pop("n_predict")
         if bound > 0 and incoming.answer_param == "n_predict":
@@ -136,6 +133,15 @@ def body_for(incoming: GatewayRequest, upstream: Upstream, raw: dict[str, Any]) 
     elif not upstream.is_headway:
         body.pop("cache_salt", None)
     return body
+
+
+def drop_own_metadata(body: dict[str, Any]) -> None:
+    """Take out of a body what its metadata tells the gateway."""
+    metadata = body.get("metadata")
+    if isinstance(metadata, dict):
+        rest = {name: each for name, each in metadata.items() if name not in OWN_METADATA}
+        del body["metadata"]
+        body |= {"metadata": rest} if rest else {}
 
 
 def relayed_field(relayed: Relayed) -> dict[str, Any]:

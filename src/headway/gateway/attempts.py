@@ -2,10 +2,11 @@
 
     pool of its model, by policy ─► the others of that pool ─► pools of its fallbacks
 
-The first attempt is free, and so is the next one after an upstream that serves nothing now, which
-cost no work. Each further attempt takes from the retry budget, and waits for room in the budget
-while an upstream is available. A failure caused by the client ends the sequence, and so does the
-deadline. A request without an answer ends with 502, 503 or 504.
+The first attempt is free, and so is the next one after an upstream that serves nothing now, or has
+no word for a field of the request, which cost no work. Each further attempt takes from the retry
+budget, and waits for room in the budget while an upstream is available. A failure caused by the
+client ends the sequence, and so does the deadline. A request without an answer ends with 502, 503
+or 504.
 """
 
 import asyncio
@@ -42,6 +43,11 @@ UNAVAILABLE_CODES = {"not_ready", "shutting_down"}
 """Error codes of a Headway server that loads, drains, or restarts its engine."""
 
 
+FREE_OUTCOMES = ("away", "untranslated")
+"""Outcomes of attempts that cost no work: a server that serves nothing now; a request with a field
+that the upstream's dialect does not have, which is not sent."""
+
+
 class AttemptError(Exception):
     """Failure of an attempt; `outcome` is its label in the metric.
 
@@ -72,8 +78,8 @@ class AttemptSequence:
         self._is_second_round = False
         self._waits = True
         """Whether a retry waits for the budget; False after an overloaded upstream."""
-        self._was_unavailable = False
-        """Whether the last upstream serves nothing now."""
+        self._was_free = False
+        """Whether the last attempt cost its upstream nothing: the next one is free as well."""
         self.num_attempts = 0
 
     @property
@@ -96,7 +102,7 @@ class AttemptSequence:
         free = free or not self.num_attempts or self._is_second_for_canary()
         until_s = now_s() + RETRY_WAIT_S
         upstream = self._chosen(only)
-        free = free or (self._was_unavailable and not upstream.is_unavailable)
+        free = free or (self._was_free and not upstream.is_unavailable)
         while not (free or budget.take()):
             waits = (
                 self._waits and not upstream.is_unavailable and upstream.breaker.state == "closed"
@@ -162,10 +168,10 @@ class AttemptSequence:
             upstream.breaker.failed()
         else:
             upstream.breaker.record_abort()
-        self._was_unavailable = failure.outcome == "away"
-        upstream.is_unavailable = upstream.is_unavailable or self._was_unavailable
+        self._was_free = failure.outcome in FREE_OUTCOMES
+        upstream.is_unavailable = upstream.is_unavailable or failure.outcome == "away"
         self._failed_upstreams.add(upstream)
-        if failure.outcome == "refused":
+        if failure.outcome in ("refused", "untranslated"):
             self._refused.add(upstream)
         self._last, self._waits = failure.error, failure.outcome != "busy"
         if not failure.again:

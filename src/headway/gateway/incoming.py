@@ -149,13 +149,18 @@ def tags_of(scope: Scope, raw: dict[str, Any]) -> tuple[str, ...]:
     names = given.split(",") if isinstance(given, str) else given
     good = isinstance(names, list | tuple) and all(isinstance(each, str) for each in names)
     tags = tuple(dict.fromkeys(each.strip() for each in names)) if good else ("",)
+    check_tags(tags)
+    return tags
+
+
+def check_tags(tags: tuple[str, ...]) -> None:
+    """Raise RequestError for too many tags, or one that is no name."""
     if len(tags) > MAX_TAGS or not all(0 < len(t) <= MAX_TAG and t.isprintable() for t in tags):
         raise RequestError(
             f"metadata.tags must be up to {MAX_TAGS} names of 1 to {MAX_TAG} characters.",
             param="metadata.tags",
             code="invalid_value",
         )
-    return tags
 
 
 def typed_body(dialect: Dialect, raw: dict[str, Any]) -> Body:

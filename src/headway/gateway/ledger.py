@@ -193,11 +193,9 @@ class Ledger:
         connection = sqlite3.connect(
             self.folder / "ledger.db", isolation_level=None, check_same_thread=False
         )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL")
         migrate(connection, self.folder)
-        connection.executescript(SCHEMA)
-        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.executescript(f"{SCHEMA} PRAGMA user_version = {VERSION}")
         connection.execute(
             "UPDATE requests SET status = 'interrupted', estimated = 1, ended_at = ?"
             " WHERE status = 'open'",
@@ -302,15 +300,13 @@ class Ledger:
     async def spend(self, query: SpendQuery) -> list[tuple[Any, ...]]:
         """Return the sums of a question, the dearest first; raises RequestError.
 
-        It is read in a thread of its own, by a connection that only reads, so that no request
-        waits for it.
+        It is read in a thread of its own: no request waits for it.
         """
         if self.folder is None:
             return []
         if self._num_reading >= MAX_SPEND_WAITING:
             raise RequestError(
                 "Too many questions for /spend wait; ask again.",
-                *(),
                 code="rate_limit_exceeded",
                 status=429,
                 retry_after_s=1.0,

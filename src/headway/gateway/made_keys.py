@@ -90,19 +90,18 @@ class MadeKeys:
             check_row("name", row.key_row)
         except UsageError as error:
             raise RequestError(error.cause, param="name", code="invalid_value") from error
-        if row.name in self.rows or row.name in names or "/" in row.name or row.name == "*":
-            raise RequestError(
-                f"Another key has the name {row.name!r}, or it has a slash.",
-                param="name",
-                code="invalid_value",
-                status=409,
-            )
+        if row.name in {*self.rows, *names, "*"} or "/" in row.name:
+            text = f"Another key has the name {row.name!r}, or it has a slash."
+            raise RequestError(text, param="name", code="invalid_value", status=409)
+        self._check_room()
         if row.team and row.team not in teams:
             raise RequestError(
                 f"There is no team {row.team[:64]!r}; the file has {', '.join(teams) or 'none'}.",
                 param="team",
                 code="invalid_value",
             )
+
+    def _check_room(self) -> None:
         if len(self.rows) >= MAX_KEYS:
             raise RequestError(f"There are {MAX_KEYS:,} keys; delete some.", status=409)
 
@@ -120,12 +119,8 @@ class MadeKeys:
         if row is None:
             return
         if row.models and not {*names} & {*row.models}:
-            raise RequestError(
-                f"This key may not use this model; it may use {', '.join(row.models)}.",
-                param="model",
-                code="model_not_allowed",
-                status=403,
-            )
+            text = f"This key may not use this model; it may use {', '.join(row.models)}."
+            raise RequestError(text, param="model", code="model_not_allowed", status=403)
         if row.team and row.team not in teams:
             raise RequestError(
                 f"The team {row.team!r} of this key is not in the gateway's file any more.",

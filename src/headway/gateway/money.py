@@ -43,6 +43,11 @@ def format_dollars(dollars: float) -> str:
     return f"${dollars:.{1 - exponent}f}"
 
 
+def format_budget(row: BudgetRow | None) -> str:
+    """Return a budget for people."""
+    return "no budget" if row is None else f"{format_dollars(row.dollars)} per {row.per}"
+
+
 def format_price(price: UpstreamPrice | None) -> str:
     """Return a price with its unit, for people."""
     if price is None:
@@ -152,6 +157,11 @@ class KeyBudgets:
             budget = self.of(key)
             if budget is not None:
                 yield {"name": key, **budget.snapshot()}
+
+    @property
+    def periods_s(self) -> list[float]:
+        """Return the seconds of the periods of all rows."""
+        return [PERIODS_S[row.per] for row in self._rows.values()]
 
     @property
     def names(self) -> list[str]:

@@ -13,7 +13,7 @@ from headway.edge.http_client import make_session, read_bounded
 from headway.gateway.answers import AnswerContent, parse_answer
 from headway.gateway.dialects import BAD_USAGE, DIALECTS, UpstreamUsage
 from headway.gateway.providers import CHAT
-from headway.gateway.translation import translator_of
+from headway.gateway.translation import Translator, translator_of
 from headway.gateway.upstream import FAILURES, Upstream
 
 MAX_BYTES = 2**24
@@ -41,12 +41,7 @@ async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: floa
     Raises BusyError if the upstream is overloaded.
     """
     translator = translator_of(CHAT, upstream.speaks, model)
-    body = {**raw, "model": upstream.model_for(model)}
-    path = CHAT if translator is None else translator.path
-    try:
-        sent = msgspec.json.encode(body if translator is None else translator.request(body))
-    except RequestError as error:
-        raise ValueError(str(error)) from error
+    path, sent = probe_request({**raw, "model": upstream.model_for(model)}, translator)
     began_s = time.monotonic()
     async with asyncio.timeout(limit_s):
         answer = await upstream.post(path, sent, {})
@@ -62,6 +57,16 @@ async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: floa
         raise ValueError("its usage is no count of tokens")
     content = parse_answer(dialect, data)
     return Reply(content=content, usage=usage, seconds=time.monotonic() - began_s)
+
+
+def probe_request(body: dict[str, Any], translator: Translator | None) -> tuple[str, bytes]:
+    """Return the path and the body of a chat; ValueError for what has no translation."""
+    if translator is None:
+        return CHAT, msgspec.json.encode(body)
+    try:
+        return translator.path, msgspec.json.encode(translator.request(body))
+    except RequestError as error:
+        raise ValueError(str(error)) from error
 
 
 class ScorerClient:

@@ -64,7 +64,6 @@ def spend_query(asked: dict[str, str], owner: str | None, now_s: float) -> Spend
     if owner is not None and key not in (None, owner):
         raise RequestError(
             "A key sees its own spending; an operator's key sees all.",
-            *(),
             param="key",
             code="permission_denied",
             status=403,

@@ -23,7 +23,7 @@ from headway.gateway import ledger
 from headway.gateway.breaker import RetryBudget
 from headway.gateway.cascade.cascade import Cascade
 from headway.gateway.choose import Pool
-from headway.gateway.config import ANY, PERIODS_S, Config, GatewayModelRow, RolloutRow
+from headway.gateway.config import ANY, Config, GatewayModelRow, RolloutRow
 from headway.gateway.drift.watch import DriftWatch
 from headway.gateway.hold import HoldCounts
 from headway.gateway.ledger import Ledger
@@ -187,11 +187,8 @@ class GatewayState:
         if self.options.key_api:
             made = await self.ledger.made_keys()
             self.use_made_keys(msgspec.json.decode(each, type=MadeKey) for each in made)
-        budgets = [row.budget for row in self.made_keys.rows.values() if row.budget is not None]
-        budgets += self.config.budgets.values()
-        periods = [row.per for row in (*budgets, *self.config.teams.values())]
-        longest_s = max([PERIODS_S[period] for period in periods], default=86_400)
-        since_s = self.clock.wall_s() - longest_s
+        periods = [*self.key_budgets.periods_s, *self.team_budgets.periods_s]
+        since_s = self.clock.wall_s() - max(periods, default=86_400)
         for row in await self.ledger.spent(since_s):
             self.tasks.spend(row.key, row.task, row.task_class, row.route, row.dollars)
             for budget in self.budgets_of(row.key):

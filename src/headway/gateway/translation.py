@@ -143,9 +143,7 @@ def turns_of(messages: Any) -> dict[str, Any]:
     turns: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
-        if not isinstance(message, dict):
-            raise RequestError(f"{where} must be an object.", param=where, code="invalid_type")
-        role = message.get("role")
+        role = message.get("role") if isinstance(message, dict) else None
         if role in ("system", "developer"):
             system += message_blocks(message.get("content"), where, "this role has text alone")
             continue
@@ -160,6 +158,8 @@ def turns_of(messages: Any) -> dict[str, Any]:
 
 def turn_blocks(message: dict[str, Any], role: Any, where: str) -> list[dict[str, Any]]:
     """Return the blocks of a message of the user, the assistant or a tool."""
+    if role is None:
+        raise unsupported_field(where, "it must be an object with a role")
     content = message.get("content")
     if role == "user":
         return message_blocks(content, where)
@@ -237,6 +237,11 @@ def message_tools(raw: dict[str, Any]) -> dict[str, Any]:
         tools.append({name: function[name] for name in names} | {"input_schema": schema})
     if not tools:
         return {}
+    return {"tools": tools, "tool_choice": message_choice(raw)}
+
+
+def message_choice(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return `tool_choice` of messages."""
     choice = raw.get("tool_choice") or "auto"
     asked: dict[str, Any] = {}
     if isinstance(choice, str) and choice in CHOICES:
@@ -247,7 +252,7 @@ def message_tools(raw: dict[str, Any]) -> dict[str, Any]:
         raise unsupported_field("tool_choice", "it must be auto, none, required or a function")
     if raw.get("parallel_tool_calls") is False and asked["type"] != "none":
         asked["disable_parallel_tool_use"] = True
-    return {"tools": tools, "tool_choice": asked}
+    return asked
 
 
 def message_output(raw: dict[str, Any]) -> dict[str, Any]:
@@ -288,14 +293,10 @@ class ChatAsMessages:
         body = decode(data)
         if body.get("type") != "message":
             raise ValueError("an error in place of a message")
-        text = thoughts = ""
-        calls: list[dict[str, Any]] = []
-        for block in body["content"]:
-            text += text_of(block.get("text"))
-            thoughts += text_of(block.get("thinking"))
-            if block.get("type") == "tool_use":
-                function = {"name": block["name"], "arguments": encode(block["input"]).decode()}
-                calls.append({"id": block["id"], "type": "function", "function": function})
+        blocks = body["content"]
+        text = "".join(text_of(block.get("text")) for block in blocks)
+        thoughts = "".join(text_of(block.get("thinking")) for block in blocks)
+        calls = [chat_call(block) for block in blocks if block.get("type") == "tool_use"]
         content = text if text or not calls else None
         message: dict[str, Any] = {"role": "assistant", "content": content}
         message |= {"reasoning_content": thoughts} if thoughts else {}
@@ -365,6 +366,12 @@ class ChatAsMessages:
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> Event:
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
         return Event(data=encode(self._head("chat.completion.chunk") | {"choices": [choice]}))
+
+
+def chat_call(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool_use block as a call of a chat."""
+    function = {"name": block["name"], "arguments": encode(block["input"]).decode()}
+    return {"id": block["id"], "type": "function", "function": function}
 
 
 def chat_usage(usage: dict[str, Any]) -> dict[str, Any]:
@@ -480,11 +487,8 @@ class MessagesAsChat:
             blocks.append({"type": "text", "text": text})
         for call in message.get("tool_calls") or ():
             function = call["function"]
-            arguments = decode(function.get("arguments") or "{}")
-            if not isinstance(arguments, dict):
-                raise ValueError("arguments that are no object")
             use = {"type": "tool_use", "id": call["id"], "name": function["name"]}
-            blocks.append({**use, "input": arguments})
+            blocks.append({**use, "input": tool_input(function.get("arguments"))})
         self._usage = message_usage(body.get("usage") or {})
         reason = STOP_REASONS.get(choice.get("finish_reason"), "end_turn")
         return encode(self._message(text_of(body.get("id")), blocks, reason))
@@ -573,6 +577,16 @@ class MessagesAsChat:
         delta = {"stop_reason": self._reason, "stop_sequence": None}
         last = named("message_delta", delta=delta, usage=self._usage)
         return [*self._close(), last, named("message_stop")]
+
+
+def tool_input(arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a call; text that is no JSON object is under `_malformed`."""
+    text = text_of(arguments) or "{}"
+    try:
+        value = decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"_malformed": text}
 
 
 def named(kind: str, **fields: Any) -> Event:

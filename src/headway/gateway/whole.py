@@ -43,8 +43,8 @@ NOT_COMPARED = ("metadata",)
 HIT = [(b"x-headway-cache", b"hit")]
 
 
-async def answer_whole(state: GatewayState, incoming: GatewayRequest, account: Account) -> bytes:
-    """Answer a request without streaming, and return the answer; raises RequestError."""
+async def answer_whole(state: GatewayState, incoming: GatewayRequest, account: Account) -> None:
+    """Answer a request without streaming; raises RequestError."""
     answering = WholeAnswer(state, incoming, account)
     response = await unless_disconnected(answering.run(), incoming.receive)
     hold = hold_of(state, incoming)
@@ -53,7 +53,9 @@ async def answer_whole(state: GatewayState, incoming: GatewayRequest, account: A
         await unless_disconnected(hold.whole(text), incoming.receive)
     await account.settle("ok")
     await send_response(response, incoming.send, answering.headers)
-    return bytes(response.body)
+    digest = digest_of(state, incoming)
+    if digest is not None:
+        state.cache.add(digest, bytes(response.body), incoming.route.cache_s or 0.0)
 
 
 def digest_of(state: GatewayState, incoming: GatewayRequest) -> bytes | None:
@@ -71,14 +73,15 @@ def digest_of(state: GatewayState, incoming: GatewayRequest) -> bytes | None:
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).digest()
 
 
-async def answer_from_cache(
-    state: GatewayState, incoming: GatewayRequest, digest: bytes | None
-) -> bool:
+async def answer_from_cache(state: GatewayState, incoming: GatewayRequest) -> bool:
     """Answer a request that was answered before; False where it was not."""
+    digest = digest_of(state, incoming)
     data = state.cache.find(digest) if digest is not None else None
     if data is None:
         return False
-    async with Account(state, incoming, is_free=True) as account:
+    account = Account(state, incoming)
+    account.is_free = True
+    async with account:
         await account.settle("cached")
     await send_response(Response(data, media_type=WHOLE), incoming.send, HIT)
     return True

@@ -146,7 +146,11 @@ async def test_a_provider_that_is_killed_is_replaced_and_no_key_goes_to_another(
             answer = await live.chat(stream, model="chat", max_tokens=9)
             assert (answer.status, answer.text) == (200, "t0 t1 t2")
             assert answer.headers["x-headway-upstream"] == "anthropic"
-        refused = await live.chat(False, model="anthropic", seed=3)
+        num_sent = len(second.asked)
+        for _ in range(8):  # more than the budget of retries has room for
+            refused = await live.chat(False, model="anthropic", seed=3)
+            assert refused.status == 400
+        assert len(second.asked) == num_sent, "it is not sent"
         assert (refused.status, refused.json["error"]["param"]) == (400, "seed")
         async with live.http.post(
             "/v1/responses", json={"model": "anthropic", "input": "x"}
@@ -158,6 +162,16 @@ async def test_a_provider_that_is_killed_is_replaced_and_no_key_goes_to_another(
         metrics = await (await live.http.get("/metrics")).text()
     assert "key-of-openai" not in str(second.sent) + str(second.asked) + stats + metrics
     assert "key-of-claude" not in str(first.sent) + str(first.asked) + stats + metrics
+
+
+async def test_a_field_that_one_api_lacks_is_asked_of_the_other_at_no_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = HostedStub("anthropic", "one"), HostedStub("openai", "two")
+    async with hosted(first, second, monkeypatch=monkeypatch) as live:
+        answers = [await live.chat(False, model="chat", seed=3, max_tokens=9) for _ in range(12)]
+    assert {answer.status for answer in answers} == {200}
+    assert (len(first.asked), len(second.asked)) == (0, 12)
 
 
 async def test_a_key_that_a_provider_refuses_is_no_secret_to_a_client(
