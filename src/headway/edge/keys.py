@@ -208,8 +208,8 @@ class Keyring:
         """Return the caller of this name; without keys the anonymous one."""
         if not self:
             return self.anonymous
-        found = next((c for c in self.callers if c.principal.name == name), None)
-        return None if found is None or self.is_expired(found) else found
+        caller = next((c for c in self.callers if c.principal.name == name), None)
+        return None if caller is None or self.is_expired(caller) else caller
 
 
 def cache_salt(hashed: bytes) -> str:

@@ -118,10 +118,10 @@ class KeyBudget:
 
     def snapshot(self) -> dict[str, Any]:
         """Return what it allows, what is spent, reserved and left, in dollars."""
-        left = self.available
+        available = max(0.0, self.available)
         return {
             **{"dollars": self.row.dollars, "per": self.row.per, "spent": self._total},
-            **{"held": self._held, "left": max(0.0, left)},
+            **{"held": self._held, "left": available},
         }
 
     def _forget(self) -> None:

@@ -33,10 +33,10 @@ async def spend(state: GatewayState, request: Request) -> Response:
     """GET /spend: rows of the caller's own requests, or of all for an operator."""
     caller: Caller = request.scope.get("caller") or state.keyring.anonymous
     owner = None if caller.admin else owner_of(request.scope)
-    asked = dict(request.query_params)
-    query = spend_query(asked, owner, state.clock.wall_s())
+    params = dict(request.query_params)
+    query = spend_query(params, owner, state.clock.wall_s())
     rows = await state.ledger.spend(query)
-    if asked.get("format") == "csv":
+    if params.get("format") == "csv":
         return Response(csv_text(query.by, rows), media_type="text/csv")
     content = {"from": day_of(query.since_s), "to": day_of(query.until_s), "by": query.by}
     return json_response(
@@ -49,18 +49,18 @@ async def spend(state: GatewayState, request: Request) -> Response:
 NAMES = ("by", "from", "to", "key", "format")
 
 
-def spend_query(asked: dict[str, str], owner: str | None, now_s: float) -> SpendQuery:
-    """Return the query of `asked`; RequestError names the parameter. `owner` None sees all."""
-    for name in asked:
+def spend_query(params: dict[str, str], owner: str | None, now_s: float) -> SpendQuery:
+    """Return the query of `params`; RequestError names the parameter. `owner` None sees all."""
+    for name in params:
         if name not in NAMES:
             raise parameter_error(name, f"there is no such parameter; there are {', '.join(NAMES)}")
-    by = tuple(name for name in asked.get("by", "key,model").split(",") if name)
+    by = tuple(name for name in params.get("by", "key,model").split(",") if name)
     for name in by:
         if name not in SPEND_BY or by.count(name) > 1:
             raise parameter_error("by", f"it must be some of {', '.join(SPEND_BY)}, each once")
-    if asked.get("format", "json") not in ("json", "csv"):
+    if params.get("format", "json") not in ("json", "csv"):
         raise parameter_error("format", "it must be json or csv")
-    key = asked.get("key")
+    key = params.get("key")
     if owner is not None and key not in (None, owner):
         raise RequestError(
             "A key sees its own spending; an operator's key sees all.",
@@ -69,8 +69,8 @@ def spend_query(asked: dict[str, str], owner: str | None, now_s: float) -> Spend
             status=403,
         )
     today_s = now_s // DAY_S * DAY_S
-    until_s = time_of(asked, "to", today_s + DAY_S)
-    since_s = time_of(asked, "from", until_s - DEFAULT_DAYS * DAY_S)
+    until_s = time_of(params, "to", today_s + DAY_S)
+    since_s = time_of(params, "from", until_s - DEFAULT_DAYS * DAY_S)
     if since_s >= until_s:
         raise parameter_error("from", "it must be before to")
     return SpendQuery(by, since_s, until_s, owner if owner is not None else key)
@@ -80,12 +80,12 @@ def parameter_error(name: str, why: str) -> RequestError:
     return RequestError(f"The parameter {name[:40]!r}: {why}.", param=name, code="invalid_value")
 
 
-def time_of(asked: dict[str, str], name: str, otherwise: float) -> float:
+def time_of(params: dict[str, str], name: str, otherwise: float) -> float:
     """Return the beginning of a day (UTC) in seconds since 1970."""
-    if name not in asked:
+    if name not in params:
         return otherwise
     try:
-        day = datetime.date.fromisoformat(asked[name])
+        day = datetime.date.fromisoformat(params[name])
     except ValueError:
         raise parameter_error(name, "it must be a day, as 2026-11-29") from None
     midnight = datetime.datetime.combine(day, datetime.time(), datetime.UTC)

@@ -377,8 +377,8 @@ class GatewayState:
 
     def budgets_of(self, owner: str) -> list[KeyBudget]:
         """Return the budgets that a request of this key takes from: its own and its team's."""
-        found = (self.key_budgets.of(owner), self.team_budgets.of(self.team_of(owner)))
-        return [each for each in found if each is not None]
+        budgets = (self.key_budgets.of(owner), self.team_budgets.of(self.team_of(owner)))
+        return [each for each in budgets if each is not None]
 
     def budget_rows(self, owner: str | None) -> list[dict[str, object]]:
         """Return what budgets have left: of a key and its team, or all for None."""

@@ -243,16 +243,16 @@ def message_tools(raw: dict[str, Any]) -> dict[str, Any]:
 def message_choice(raw: dict[str, Any]) -> dict[str, Any]:
     """Return `tool_choice` of messages."""
     choice = raw.get("tool_choice") or "auto"
-    asked: dict[str, Any] = {}
+    body: dict[str, Any] = {}
     if isinstance(choice, str) and choice in CHOICES:
-        asked["type"] = CHOICES[choice]
+        body["type"] = CHOICES[choice]
     elif isinstance(choice, dict) and isinstance(choice.get("function"), dict):
-        asked |= {"type": "tool", "name": choice["function"].get("name")}
+        body |= {"type": "tool", "name": choice["function"].get("name")}
     else:
         raise unsupported_field("tool_choice", "it must be auto, none, required or a function")
-    if raw.get("parallel_tool_calls") is False and asked["type"] != "none":
-        asked["disable_parallel_tool_use"] = True
-    return asked
+    if raw.get("parallel_tool_calls") is False and body["type"] != "none":
+        body["disable_parallel_tool_use"] = True
+    return body
 
 
 def message_output(raw: dict[str, Any]) -> dict[str, Any]:
@@ -380,12 +380,8 @@ def chat_usage(usage: dict[str, Any]) -> dict[str, Any]:
     written = usage.get("cache_creation_input_tokens") or 0
     prompt = (usage.get("input_tokens") or 0) + cached + written
     output = usage.get("output_tokens") or 0
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+    counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
 # ── messages, sent as a chat ────────────────────────────────────────────────────────────────
@@ -597,9 +593,6 @@ def named(kind: str, **fields: Any) -> Event:
 def message_usage(usage: dict[str, Any]) -> dict[str, Any]:
     """Return a chat's usage as that of a message, which counts cached tokens apart."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return {
-        "input_tokens": (usage.get("prompt_tokens") or 0) - cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": usage.get("completion_tokens") or 0,
-    }
+    cache = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
+    prompt, output = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    return {"input_tokens": prompt - cached, **cache, "output_tokens": output}

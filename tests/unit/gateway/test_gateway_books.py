@@ -62,7 +62,7 @@ async def test_after_a_kill_what_was_open_is_told_as_cut(tmp_path: Path) -> None
     folder = tmp_path / "gateway"
     ledger = Ledger(folder)
     await ledger.open(1000.0)
-    ledger.write(BEGIN, "r1", "alice", "t", "default", "tiny", 1000.0, 7)
+    ledger.write(BEGIN, "r1", "alice", "t", "default", "tiny", 1000.0, 7, "", "[]")
     ledger.write(PROGRESS, 5, 0.25, "r1")
     await ledger.flushed()
     ledger._connection, connection = None, ledger._connection  # as a kill leaves it
@@ -122,7 +122,7 @@ def test_a_purse_forgets_what_is_a_period_ago() -> None:
     clock = VirtualClock()
     purse = KeyBudget(BudgetRow(dollars=1.0, per="hour"), clock, "alice")
     purse.hold(0.6)
-    with pytest.raises(RequestError, match=r"0\.4 are left"):
+    with pytest.raises(RequestError, match=r"\$0\.40 is left"):
         purse.hold(0.5)
     purse.settle(0.6, 0.9)
     with pytest.raises(RequestError):

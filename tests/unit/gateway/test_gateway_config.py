@@ -121,7 +121,10 @@ def test_a_key_is_in_the_environment_or_in_a_file_of_its_own(
 
 
 def test_the_dry_run_prints_the_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gateway", str(written(tmp_path, GOOD)), "--dry-run"]) == 0
+    keys = tmp_path / "keys.yaml"
+    assert main(["key", "alice", f"--file={keys}"]) == 0
+    file = str(written(tmp_path, GOOD))
+    assert main(["gateway", file, "--dry-run", f"--key-file={keys}"]) == 0
     shown = capsys.readouterr().out
     assert "chat" in shown and "a, b; then big" in shown and "$5.00 per month" in shown
 

@@ -190,10 +190,10 @@ async def test_a_row_that_cannot_be_written_costs_no_other(tmp_path: Path) -> No
     ledger = Ledger(tmp_path)
     await ledger.open(1000.0)
     for number in range(5):
-        ledger.write(BEGIN, f"r{number}", "alice", "t", "default", "tiny", 1000.0, 7)
+        ledger.write(BEGIN, f"r{number}", "alice", "t", "default", "tiny", 1000.0, 7, "", "[]")
         tokens = 2**63 if number == 2 else 1
         ledger.write(ATTEMPT, f"r{number}", 1, "a", "ok", 1, 0, tokens, 0, 0.0, None)
-    ledger.write(BEGIN, "r1", "bob", "t", "default", "tiny", 1000.0, 7)
+    ledger.write(BEGIN, "r1", "bob", "t", "default", "tiny", 1000.0, 7, "", "[]")
     ledger.write(PROGRESS, 1, 0.0, "no such request")
     await ledger.flushed()
     assert ledger.num_lost == 3
