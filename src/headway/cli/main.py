@@ -234,7 +234,7 @@ VERBS = {
         help="Print the gateway's file for a LiteLLM proxy's config, and what has no place in it.",
         tables=(),
         switches=(),
-        function="headway.cli.gateway:from_litellm",
+        function="headway.cli.from_litellm:from_litellm",
     ),
     "gateway spend": Verb(
         group="fleet",
