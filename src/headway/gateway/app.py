@@ -139,7 +139,7 @@ def make_app(state: GatewayState, runner: Runner | None = None) -> ASGIApp:
 
 def log_refusal(state: GatewayState, error: RequestError, source: RequestSource) -> None:
     """Count a request that was answered with an error, and write its line of the request log."""
-    state.count_refusal(source.key or "", error.code or "refused")
+    state.refusals.add(source.key or "", error.code or "refused")
     if state.request_log is not None:
         state.request_log.log_error_answer(error, source)
 
@@ -209,7 +209,7 @@ async def stats(state: GatewayState, _: Request) -> Response:
                 for row in state.config.models
             ],
             "budgets": state.budget_rows(None),
-            "refusals": state.refusal_rows(None),
+            "refusals": state.refusals.rows(None),
             "drift": state.drift.snapshot(),
             "holds": [counts.snapshot(name) for name, counts in state.holds.items()],
             "rollouts": [each.snapshot() for each in state.rollouts.values()],

@@ -39,7 +39,7 @@ from headway.gateway.cascade.rows import (
 )
 from headway.gateway.drift.compare import DriftProbe
 from headway.gateway.overlay import with_overlay
-from headway.gateway.providers import PROVIDERS
+from headway.gateway.providers import PROVIDERS, check_provider
 
 FIX_HINT = "docs/gateway.md has an example of each row."
 ANY = "*"
@@ -113,26 +113,13 @@ class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"{name} must be between {low} and {high:g}")
         if self.key_env and self.key_file:
             raise ValueError("key_env and key_file are both there; keep one")
-        self._check_provider()
+        check_provider(self.kind, self.url, self.model, self.api_version)
 
     @property
     def address(self) -> str:
         """Return the base URL: as stated, else that of its kind."""
         provider = PROVIDERS.get(self.kind)
         return self.url or (provider.base if provider is not None else "")
-
-    def _check_provider(self) -> None:
-        """Raise ValueError where the kind needs a field that is not there, or has no such one."""
-        provider = PROVIDERS.get(self.kind)
-        if provider is not None and provider.needs_model and not self.model:
-            raise ValueError(f"kind {self.kind} needs model: the deployment or model to ask there")
-        is_versioned = self.url.rstrip("/").endswith("/openai/v1")
-        if self.kind == "azure" and not (self.api_version or is_versioned):
-            raise ValueError(
-                "kind azure needs api_version, such as 2024-10-21, or a url that ends in /openai/v1"
-            )
-        if self.api_version and self.kind != "azure":
-            raise ValueError("api_version is a field of kind azure")
 
 
 class GatewayModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

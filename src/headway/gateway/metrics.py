@@ -101,6 +101,28 @@ class Metrics:
         return [*lines, f"{name}_sum {self.ttft_sum}", f"{name}_count {total}"]
 
 
+@dataclass(slots=True)
+class Refusals:
+    """Requests that were answered with an error since the start, by key and code."""
+
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def add(self, key: str, code: str) -> None:
+        """Count one; beyond `MAX_SERIES` pairs they are counted together."""
+        place = (key, code)
+        if place not in self.counts and len(self.counts) >= MAX_SERIES:
+            place = (OTHER, OTHER)
+        self.counts[place] = self.counts.get(place, 0) + 1
+
+    def rows(self, owner: str | None) -> list[dict[str, object]]:
+        """Return the counts of a key, or all for None."""
+        return [
+            {"key": key, "code": code, "requests": count}
+            for (key, code), count in self.counts.items()
+            if owner in (None, key)
+        ]
+
+
 def format_labels(labels: Labels) -> str:
     r"""Format labels as {a="b"}, with special characters escape_label."""
     if not labels:

@@ -47,6 +47,20 @@ PROVIDERS: dict[str, Provider] = {
 }
 
 
+def check_provider(kind: str, url: str, model: str, api_version: str) -> None:
+    """Raise ValueError where a row's kind needs a field that is not there, or has no such one."""
+    provider = PROVIDERS.get(kind)
+    if provider is not None and provider.needs_model and not model:
+        raise ValueError(f"kind {kind} needs model: the deployment or model to ask there")
+    is_versioned = url.rstrip("/").endswith("/openai/v1")
+    if kind == "azure" and not (api_version or is_versioned):
+        raise ValueError(
+            "kind azure needs api_version, such as 2024-10-21, or a url that ends in /openai/v1"
+        )
+    if api_version and kind != "azure":
+        raise ValueError("api_version is a field of kind azure")
+
+
 def endpoint_need(path: str) -> frozenset[str]:
     """Return the feature that an upstream needs to be asked at this path."""
     return frozenset({ENDPOINT_FEATURES[path]} if path in ENDPOINT_FEATURES else ())

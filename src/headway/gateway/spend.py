@@ -42,7 +42,7 @@ async def spend(state: GatewayState, request: Request) -> Response:
     return json_response(
         content
         | {"rows": [dict(zip((*query.by, *FIGURES), row, strict=True)) for row in rows]}
-        | {"budgets": state.budget_rows(owner), "refusals": state.refusal_rows(owner)}
+        | {"budgets": state.budget_rows(owner), "refusals": state.refusals.rows(owner)}
     )
 
 

@@ -28,7 +28,7 @@ from headway.gateway.drift.watch import DriftWatch
 from headway.gateway.hold import HoldCounts
 from headway.gateway.ledger import Ledger
 from headway.gateway.made_keys import MadeKey, MadeKeys
-from headway.gateway.metrics import OTHER, Labels, Metrics
+from headway.gateway.metrics import Labels, Metrics, Refusals
 from headway.gateway.money import KeyBudget, KeyBudgets
 from headway.gateway.probe import ScorerClient
 from headway.gateway.response_cache import ResponseCache
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 FIRST_CHECK_S, RETIRE_POLL_S = 1.0, 0.05
 MAX_RESPONSES, MAX_RESPONSE_ID = 100_000, 200
 DEFAULT_AT_ONCE = 16
-MAX_REFUSALS = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,8 +97,7 @@ class GatewayState:
     """Alias → name of its model row."""
     teams: dict[str, str] = field(default_factory=dict)
     """Name of a key → its team."""
-    refusals: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Key and code → requests that were answered with this error since the start."""
+    refusals: Refusals = field(default_factory=Refusals)
 
     def __post_init__(self) -> None:
         self.budget = RetryBudget(self.clock)
@@ -391,21 +389,6 @@ class GatewayState:
                 ("team", self.team_budgets, teams),
             )
             for row in budgets.snapshots(dict.fromkeys(names))
-        ]
-
-    def count_refusal(self, key: str, code: str) -> None:
-        """Count a request that was answered with an error."""
-        place = (key, code)
-        if place not in self.refusals and len(self.refusals) >= MAX_REFUSALS:
-            place = (OTHER, OTHER)
-        self.refusals[place] = self.refusals.get(place, 0) + 1
-
-    def refusal_rows(self, owner: str | None) -> list[dict[str, object]]:
-        """Return the counts of refusals: of a key, or all for None."""
-        return [
-            {"key": key, "code": code, "requests": count}
-            for (key, code), count in self.refusals.items()
-            if owner in (None, key)
         ]
 
     # ── stored responses ────────────────────────────────────────────────────────────────────
