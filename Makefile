@@ -1,6 +1,6 @@
 # make serve    from nothing: a virtual environment, the install, the embedded model on port 8000
 # make test     from nothing: the same environment with the test tools, the tests
-# make check    what CI runs: lint, then test
+# make check    what CI runs: lint, beside the compilation of the kernels, then test
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,13 +10,6 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 unexport PYTHONDONTWRITEBYTECODE
 DEPENDENCIES := import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 	print(*p['dependencies'], *(x for e in sys.argv[1:] for x in p['optional-dependencies'][e]), sep='\n')
-# The kernels compile while the dependencies come; the argument names extras.
-define INSTALL
-	$(BIN)/python -c "$(DEPENDENCIES)" $(1) > .venv/dependencies.txt
-	$(PIP_INSTALL) --no-deps --editable . & package=$$!; \
-		$(PIP_INSTALL) --no-compile --requirement .venv/dependencies.txt; status=$$?; \
-		wait $$package && exit $$status
-endef
 # Test files run beside each other, one more at a time than there are cores: some of them wait.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
 
@@ -47,16 +40,19 @@ test: .venv/.installed-dev
 		echo "Failed beside others. Once more, alone; mend what is listed above all the same:"; \
 		$(PYTEST) --last-failed --last-failed-no-failures none --exitfirst; }
 
-lint: .venv/.installed-dev
+lint: .venv/.dependencies-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: .venv/.installed-dev
+format: .venv/.dependencies-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-check: lint test
+# Types are checked on one core while the kernels compile on the others.
+check:
+	$(MAKE) --jobs 2 .venv/.package lint
+	$(MAKE) test
 
 # What the literature promises, measured on this machine, as one page: make claims ASKED="FOLDER --only kv".
 claims: install
@@ -176,12 +172,22 @@ tiny-sparse: .venv/.installed-dev
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
+.venv/.package: .venv/bin/python pyproject.toml requirements.lock $(NATIVE)
+	$(PIP_INSTALL) --no-deps --editable .
+	@touch $@
+
+.venv/.dependencies .venv/.dependencies-dev: .venv/bin/python pyproject.toml requirements.lock
+	$(BIN)/python -c "$(DEPENDENCIES)" $(if $(filter %-dev,$@),dev) > $@.txt
+	$(PIP_INSTALL) --no-compile --requirement $@.txt
+	@touch .venv/.dependencies $@
+
+# The kernels compile while the dependencies come.
 .venv/.installed: .venv/bin/python pyproject.toml requirements.lock $(NATIVE)
-	$(call INSTALL)
+	$(MAKE) --jobs 2 .venv/.package .venv/.dependencies
 	@touch $@
 
 .venv/.installed-dev: .venv/bin/python pyproject.toml requirements.lock $(NATIVE)
-	$(call INSTALL,dev)
+	$(MAKE) --jobs 2 .venv/.package .venv/.dependencies-dev
 	@touch .venv/.installed $@
 
 clean:
