@@ -68,6 +68,25 @@ MODELS = {
         ),
         *(7_241_732_096, 131_072),
     ),
+    "Mixtral-8x7B": (
+        like(
+            *("MixtralForCausalLM", 32000, 4096, 14336, 32, 32, 8),
+            max_position_embeddings=32768,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+        ),
+        *(46_702_792_704, 131_072),
+    ),
+    "Ministral-3-8B (text)": (
+        like("Ministral3ForCausalLM", 131072, 4096, 14336, 34, 32, 8)
+        | {"head_dim": 128, "max_position_embeddings": 262144},
+        *(8_489_553_920, 139_264),
+    ),
+    "Qwen1.5-MoE-A2.7B": (
+        like("Qwen2MoeForCausalLM", 151936, 2048, 5632, 24, 16, 16)
+        | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
+        *(14_315_784_192, 196_608),
+    ),
     "Qwen2.5-0.5B": (
         like("Qwen2ForCausalLM", 151936, 896, 4864, 24, 14, 2, True),
         *(494_032_768, 12_288),
@@ -137,9 +156,51 @@ MODELS = {
         like("Phi3ForCausalLM", 32064, 3072, 8192, 32, 32, 32, sliding_window=2047),
         *(3_821_079_552, 393_216),
     ),
+    "Phi-4-mini": (
+        like("Phi3ForCausalLM", 200064, 3072, 8192, 32, 24, 8, True)
+        | {
+            "partial_rotary_factor": 0.75,
+            "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0] * 48,
+                "long_factor": [2.0] * 48,
+            },
+        },
+        *(3_836_021_760, 131_072),
+    ),
     "OLMo-2-7B": (
         like("Olmo2ForCausalLM", 100352, 4096, 11008, 32, 32, 32, rope_theta=5e5),
         *(7_298_617_344, 524_288),
+    ),
+    "Olmo-3-7B": (
+        like("Olmo3ForCausalLM", 100278, 4096, 11008, 32, 32, 32, rope_theta=5e5)
+        | {
+            "sliding_window": 4096,
+            "max_position_embeddings": 65536,
+            "rope_scaling": {
+                **{"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2079441541679836},
+                "original_max_position_embeddings": 8192,
+            },
+        },
+        *(7_298_011_136, 524_288),
+    ),
+    "LFM2-1.2B": (
+        like("Lfm2ForCausalLM", 65536, 2048, 12288, 16, 32, 8, None)
+        | {"full_attn_idxs": [2, 5, 8, 10, 12, 14], "max_position_embeddings": 128000},
+        *(1_170_340_608, 12_288),
+    ),
+    "LFM2-8B-A1B": (
+        like("Lfm2MoeForCausalLM", 65536, 2048, 7168, 24, 32, 8, None)
+        | {
+            "max_position_embeddings": 128000,
+            "moe_intermediate_size": 1792,
+            "layer_types": [
+                "full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)
+            ],
+        },
+        *(8_339_930_560, 12_288),
     ),
     "Granite-3.0-2B": (
         like(

@@ -18,17 +18,23 @@ import gguf_file
 
 ARCHITECTURES = {
     "llama": MODEL_ARCH.LLAMA,
+    "mixtral": MODEL_ARCH.LLAMA,
+    "ministral3": MODEL_ARCH.MISTRAL3,
     "qwen2": MODEL_ARCH.QWEN2,
+    "qwen2moe": MODEL_ARCH.QWEN2MOE,
     "qwen3": MODEL_ARCH.QWEN3,
     "qwen3moe": MODEL_ARCH.QWEN3MOE,
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3": MODEL_ARCH.GEMMA3,
     "phi3": MODEL_ARCH.PHI3,
     "olmo2": MODEL_ARCH.OLMO2,
+    "olmo3": MODEL_ARCH.OLMO2,
+    "lfm2": MODEL_ARCH.LFM2,
+    "lfm2moe": MODEL_ARCH.LFM2MOE,
     "granite": MODEL_ARCH.GRANITE,
     "smollm3": MODEL_ARCH.SMOLLM3,
 }
-PERMUTED = ("llama", "granite", "smollm3")
+PERMUTED = ("llama", "mixtral", "ministral3", "granite", "smollm3")
 
 
 def permute(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -48,15 +54,20 @@ def metadata_of(family: str, config: dict[str, Any]) -> dict[str, Any]:
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count_kv": key_heads(config),
         "attention.key_length": head,
         "attention.value_length": head,
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps") or config["norm_eps"],
         "rope.dimension_count": head,
         "rope.freq_base": float(rope["rope_theta"]),
         "attention.sliding_window": config.get("sliding_window") or 0,
         "expert_count": config.get("num_experts", config.get("num_local_experts", 0)),
         "expert_used_count": config.get("num_experts_per_tok", 0),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size", 0),
+        "leading_dense_block_count": config.get("num_dense_layers", 0),
+        "expert_gating_func": 2 * (family == "lfm2moe"),
+        "shortconv.l_cache": config.get("conv_L_cache", 0),
+        "attention.temperature_scale": rope.get("llama_4_scaling_beta"),
         "expert_feed_forward_length": config.get("moe_intermediate_size", 0),
         "attn_logit_softcapping": config.get("attn_logit_softcapping"),
         "final_logit_softcapping": config.get("final_logit_softcapping"),
@@ -67,10 +78,27 @@ def metadata_of(family: str, config: dict[str, Any]) -> dict[str, Any]:
     }
     if rope["rope_type"] == "linear":
         said |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+    if rope["rope_type"] == "yarn":
+        original = rope["original_max_position_embeddings"]
+        said |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"]}
+        said |= {"rope.scaling.original_context_length": original}
+        said |= {"rope.scaling.yarn_log_multiplier": rope.get("mscale_all_dim")}
     if "sliding_attention" in ropes:
         said["rope.freq_base_swa"] = float(ropes["sliding_attention"]["rope_theta"])
-    named = {f"{family}.{key}": value for key, value in said.items() if value}
-    return {"general.architecture": family, **named}
+    if family == "olmo3":
+        windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+        said["attention.sliding_window_pattern"] = windowed
+    name = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]]
+    named = {f"{name}.{key}": value for key, value in said.items() if value}
+    return {"general.architecture": name, **named}
+
+
+def key_heads(config: dict[str, Any]) -> int | list[int]:
+    """KV heads, by layer where some layers are convolutions."""
+    count = config["num_key_value_heads"]
+    if "conv_L_cache" not in config:
+        return count
+    return [0 if kind == "conv" else count for kind in config["layer_types"]]
 
 
 def tensors_of(family: str, model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -99,7 +127,14 @@ def tensors_of(family: str, model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def unstacked(name: str, weight: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """transformers 5 keeps gate and up of all experts in one tensor; the converter parts them."""
+    """transformers 5 keeps gate and up of all experts in one tensor; the converter parts them.
+
+    A convolution loses the dimension of its one input; a bias of experts gets its suffix.
+    """
+    if name.endswith(".conv.conv.weight"):
+        return [(name, weight.squeeze(1))]
+    if name.endswith(".expert_bias"):
+        return [(name + ".bias", weight)]
     base = name.removesuffix(".gate_up_proj")
     if base == name or not base.endswith("experts"):
         return [(name + ".weight" if name.endswith("experts.down_proj") else name, weight)]
@@ -110,7 +145,12 @@ def unstacked(name: str, weight: torch.Tensor) -> list[tuple[str, torch.Tensor]]
 def kind_for(name: str, weight: torch.Tensor, kind: str) -> str:
     """`kind` for matrices whose rows fill its blocks; routers and vectors stay in F32."""
     block = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
-    quantized = weight.dim() > 1 and weight.shape[-1] % block == 0 and "gate_inp" not in name
+    quantized = (
+        weight.dim() > 1
+        and weight.shape[-1] % block == 0
+        and "gate_inp" not in name
+        and "shortconv.conv" not in name
+    )
     return kind if quantized else "F32"
 
 

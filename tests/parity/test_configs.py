@@ -61,9 +61,11 @@ NOT_THEIRS = {
     ("phi3", "linear"): "transformers knows longrope alone here",
     ("granitehybrid", "window-by-layer-but-off"): "neither knows a window here",
     ("qwen3next", "window-by-layer-but-off"): "neither knows a window here",
+    ("lfm2", "window-by-layer-but-off"): "neither knows a window here",
+    ("lfm2moe", "window-by-layer-but-off"): "neither knows a window here",
 }
 ONLY_FULL = ("llama", "olmo2", "granite", "deepseekv2", "deepseekv3")
-ALIKE = (*ONLY_FULL, "mistral", "phi3", "qwen3moe")
+ALIKE = (*ONLY_FULL, "mistral", "mixtral", "ministral3", "phi3", "qwen3moe")
 CASES = [
     (family, case)
     for family in tiny.FAMILIES

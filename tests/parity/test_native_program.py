@@ -45,8 +45,8 @@ WEIGHTS = [
     {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 ]
 BY_CALLS = (
-    *("qwen3moe", "gptoss", "deepseekv2", "deepseekv3", "gemma3n"),
-    *("granitehybrid", "qwen3next"),
+    *("mixtral", "qwen2moe", "qwen3moe", "gptoss", "deepseekv2", "deepseekv3", "gemma3n"),
+    *("granitehybrid", "qwen3next", "lfm2", "lfm2moe"),
 )
 """Families with something on their way that no program does: a router, streams, latent rows,
 states."""

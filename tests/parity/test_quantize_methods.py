@@ -183,7 +183,10 @@ def test_levels_are_packed_from_the_lowest_bits():
 # ── layer by layer, and what may be folded ──────────────────────────────────────────────────
 
 
-UNREAD = ("gptoss", "deepseekv2", "deepseekv3", "gemma3n", "granitehybrid", "qwen3next")
+UNREAD = (
+    *("gptoss", "deepseekv2", "deepseekv3", "gemma3n"),
+    *("granitehybrid", "qwen3next", "lfm2", "lfm2moe"),
+)
 """Families that are served and not quantized: refused by name."""
 
 

@@ -63,6 +63,16 @@ MODELS = {
     "mistral-window-old": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "mistral-window-gqa7-head80": {**GQA7, "head_dim": 80},
     "mistral-no-window": {"sliding_window": None},
+    "mixtral-window": {},
+    "mixtral-tied-old": {"sliding_window": None, "tie_word_embeddings": True},
+    "ministral3-growing-queries": {},
+    "ministral3-window-plain-rope": {
+        "sliding_window": 17,
+        "rope_parameters": {
+            **{"rope_type": "default", "rope_theta": 500.0},
+            **{"llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 12},
+        },
+    },
     "qwen2-gqa7-tied": {
         **GQA7,
         "tie_word_embeddings": True,
@@ -74,6 +84,15 @@ MODELS = {
         "use_sliding_window": True,
         "sliding_window": 17,
         "max_window_layers": 1,
+    },
+    "qwen2moe-some-sparse-old": {},
+    "qwen2moe-window-no-bias": {
+        "qkv_bias": False,
+        "use_sliding_window": True,
+        "sliding_window": 17,
+        "max_window_layers": 2,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],
     },
     "qwen3-tied": {"tie_word_embeddings": True},
     "qwen3-gqa7-bias": {**GQA7, "attention_bias": True},
@@ -122,9 +141,15 @@ MODELS = {
         "rope_parameters": PARTIAL_ROPE,
         "sliding_window": 17,
     },
-    "phi3-partial-rope-old": {"num_attention_heads": 4, "rope_parameters": PARTIAL_ROPE},
+    "phi3-partial-rope-old": {
+        "num_attention_heads": 4,
+        "rope_parameters": PARTIAL_ROPE,
+        "tie_word_embeddings": True,
+    },
     "olmo2-mha": {"num_key_value_heads": 8},
     "olmo2-gqa7-bias": {**GQA7, "attention_bias": True, "tie_word_embeddings": True},
+    "olmo3-interleaved": {},
+    "olmo3-interleaved-old": {"attention_bias": True},
     "granite-gqa": {},
     "granite-all-biases-tied-old": {
         "attention_bias": True,
@@ -181,6 +206,22 @@ MODELS = {
         "num_hidden_layers": 4,
         "layer_types": None,
     },
+    "lfm2-biases": {},
+    "lfm2-tied-old": {
+        "tie_word_embeddings": True,
+        "conv_bias": False,
+        "conv_L_cache": 4,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": None,
+        "full_attn_idxs": [1, 3],
+    },
+    "lfm2moe-some-sparse": {},
+    "lfm2moe-all-sparse-plain-choice": {
+        "num_dense_layers": 0,
+        "use_expert_bias": False,
+        "norm_topk_prob": False,
+        "conv_bias": True,
+    },
     "smollm3-tied-old": {},
     "smollm3-window-where-no-rope": {
         "use_sliding_window": True,
@@ -223,11 +264,22 @@ IN_ALL_SETTINGS = (
     *("llama-gqa-tied", "mistral-window", "qwen2-gqa7-tied", "qwen3-window-in-some"),
     *("qwen3moe-some-sparse-old", "gemma2-interleaved", "gemma3-interleaved", "gptoss-gqa"),
     *("deepseekv2-grouped", "deepseekv3-yarn-old", "gemma3n-shared"),
-    *("granitehybrid-experts", "qwen3next-some-sparse"),
+    *(
+        "granitehybrid-experts",
+        "qwen3next-some-sparse",
+        "ministral3-growing-queries",
+        "lfm2-biases",
+    ),
 )
-FOUND_AGAIN = ("gptoss-gqa", "deepseekv3-grouped", "gemma3n-shared")
+FOUND_AGAIN = (
+    *("gptoss-gqa", "deepseekv3-grouped", "gemma3n-shared", "olmo3-interleaved"),
+    *("ministral3-growing-queries", "mixtral-window", "qwen2moe-some-sparse-old"),
+    *("lfm2-biases", "lfm2moe-some-sparse"),
+)
 """Families whose prefix hits are run here; the caches and windows of all are one code."""
-HYBRID = ("granitehybrid-experts", "qwen3next-some-sparse")
+HYBRID = (
+    *("granitehybrid-experts", "qwen3next-some-sparse", "lfm2-biases", "lfm2moe-some-sparse"),
+)
 """Models of which some layers keep states."""
 CASES = [
     pytest.param(name, settings, id=f"{name}-{case}")
@@ -337,6 +389,8 @@ def check_prompt_logprobs(reference: torch.nn.Module, prompt: list[int], answer:
         "qwen3-window-in-some",
         "gptoss-gqa",
         *("deepseekv2-grouped", "gemma3n-shared", *HYBRID),
+        *("olmo3-interleaved", "ministral3-growing-queries", "mixtral-tied-old"),
+        "qwen2moe-some-sparse-old",
     ],
     indirect=True,
 )
@@ -388,6 +442,9 @@ SURE = {
         **{"initializer_range": 0.12, "routed_scaling_factor": 0.2},
         **{"num_experts_per_tok": 12, "topk_group": 4},
     },
+    "mixtral": {"num_experts_per_tok": 5},
+    "qwen2moe": {"num_experts_per_tok": 8},
+    "lfm2moe": {"num_experts_per_tok": 8, "initializer_range": 0.12},
     "granitehybrid": {"num_experts_per_tok": 6, "logits_scaling": 1.0},
     "qwen3next": {"num_experts_per_tok": 8, "initializer_range": 0.1},
 }

@@ -18,12 +18,18 @@ from transformers import (
     GptOssForCausalLM,
     GraniteForCausalLM,
     GraniteMoeHybridForCausalLM,
+    Lfm2ForCausalLM,
+    Lfm2MoeForCausalLM,
     LlamaForCausalLM,
+    Ministral3ForCausalLM,
     MistralForCausalLM,
+    MixtralForCausalLM,
     Olmo2ForCausalLM,
+    Olmo3ForCausalLM,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
+    Qwen2MoeForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
     Qwen3NextForCausalLM,
@@ -75,7 +81,41 @@ LATENT = {
 FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, {}),
     "mistral": (MistralForCausalLM, {"sliding_window": 17}),
+    "mixtral": (
+        MixtralForCausalLM,
+        {
+            "intermediate_size": 48,  # as for gpt-oss
+            "num_local_experts": 5,
+            "sliding_window": 17,
+        },
+    ),
+    "ministral3": (
+        Ministral3ForCausalLM,
+        {
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.4,
+            },
+        },
+    ),
     "qwen2": (Qwen2ForCausalLM, {}),
+    "qwen2moe": (
+        Qwen2MoeForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+            "mlp_only_layers": [1],
+        },
+    ),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 24}),
     "qwen3moe": (
         Qwen3MoeForCausalLM,
@@ -140,6 +180,22 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     ),
     "phi3": (Phi3ForCausalLM, {}),
     "olmo2": (Olmo2ForCausalLM, {}),
+    "olmo3": (
+        Olmo3ForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 17,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 80,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
     "granite": (
         GraniteForCausalLM,
         {
@@ -210,10 +266,26 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
             "initializer_range": 0.12,  # else transformers' own two ways differ by 1e-4
         },
     ),
+    "lfm2": (
+        Lfm2ForCausalLM,
+        {
+            **{"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
+            **{"conv_bias": True, "block_multiple_of": 20, "block_ffn_dim_multiplier": 1.3},
+        },
+    ),
+    "lfm2moe": (
+        Lfm2MoeForCausalLM,
+        {
+            **{"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
+            **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"num_dense_layers": 1, "routed_scaling_factor": 1.7},
+        },
+    ),
     "smollm3": (SmolLM3ForCausalLM, {"num_hidden_layers": 5, "tie_word_embeddings": True}),
 }
 """Family → transformers' class, and what its config has beyond `SIZES`."""
-TIED = ("Gemma", "SmolLM3")
+TIED = ("Gemma", "SmolLM3", "Lfm2")
+CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 
 
 def tiny_model(
@@ -238,9 +310,9 @@ def tiny_model(
 
 
 def corrections(model: PreTrainedModel) -> list[torch.Tensor]:
-    """What DeepSeek V3 adds to the scores of experts; transformers has them as buffers."""
+    """What is added to scores where experts are chosen; transformers has them as buffers."""
     named = model.named_buffers()
-    return [buffer for name, buffer in named if name.endswith("e_score_correction_bias")]
+    return [buffer for name, buffer in named if name.endswith(CORRECTIONS)]
 
 
 def num_elements(model: PreTrainedModel) -> int:

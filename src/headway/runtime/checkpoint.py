@@ -73,7 +73,7 @@ def open_model(model: Path, spec: ModelSpec) -> Source:
 
 def open_pieces(model: Path, spec: ModelSpec) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Yield the tensors of a folder by the names in the model's table of weights."""
-    pieces = MODELS[spec.architecture].pieces
+    pieces = MODELS[spec.architecture].pieces_of
     for name, read in open_tensors(find_files(model)):
         for piece, cut in pieces(name, lambda read=read: read().shape):  # type: ignore[misc]
             yield piece, lambda read=read, cut=cut: cut(read())  # type: ignore[misc]
@@ -257,6 +257,8 @@ def targets(model: Decoder, spec: ModelSpec) -> dict[str, WeightTarget]:
     q, kv = spec.q_rows, spec.kv_size
     by_name: dict[str, WeightTarget] = {}
     for pattern, (module, part) in model.weights.items():
+        if "{e}" in pattern and spec.experts is None:
+            continue
         for i in range(spec.num_layers if "{i}" in pattern else 1):
             for suffix in (".weight", ".bias"):
                 owner = module.format(i=i)

@@ -306,10 +306,12 @@ class Attention(nn.Module):
             UnitNorm(build, spec.head_dim) if spec.v_norm and not self.reads_other_kv else None
         )
         self.rope_index = layer.rope
+        self.query_rope = layer.rope if layer.query_rope is None else layer.query_rope
         self.rope = build.kernels.rope
         self.backend = build.attention
         self.rope_write = None
-        if isinstance(self.backend, TritonAttention) and self.rope_index is not None:
+        alike = self.rope_index is not None and self.query_rope == self.rope_index
+        if isinstance(self.backend, TritonAttention) and alike:
             self.rope_write = self.backend.rope_write
         self.sink_logits = SinkLogits(build) if spec.sink_logits else None
         self.rule = AttentionRule(
@@ -340,9 +342,9 @@ class Attention(nn.Module):
         if written is not None:
             attended = self.backend.attend(written, None, None, layer, step.batch, self.rule)
             return self.out(attended.flatten(1))
-        if self.rope_index is not None:
-            cos, sin = step.angles[self.rope_index]
-            q_TND, k_TGD = self.rope(q_TND, cos, sin), self.rope(k_TGD, cos, sin)
+        if self.rope_index is not None and self.query_rope is not None:
+            q_TND = self.rope(q_TND, *step.angles[self.query_rope])
+            k_TGD = self.rope(k_TGD, *step.angles[self.rope_index])
         attended = self.backend.attend(q_TND, k_TGD, v_TGD, layer, step.batch, self.rule)
         if self.has_gate:
             attended = attended * reference.evenly(torch.sigmoid, gate_TND)
@@ -350,10 +352,10 @@ class Attention(nn.Module):
 
     def forward_without_kv(self, x_TH: Tensor, step: Step) -> Tensor:
         """Run `forward` with queries alone, on the keys and values of an earlier layer."""
-        assert not self.norm_rows and self.rope_index is not None
+        assert not self.norm_rows and self.query_rope is not None
         q_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))
         q_TND = self.q_norm(q_TND) if self.norm_heads else q_TND
-        q_TND = self.rope(q_TND, *step.angles[self.rope_index])
+        q_TND = self.rope(q_TND, *step.angles[self.query_rope])
         layer = step.kv[self.index]
         attended = self.backend.attend(q_TND, None, None, layer, step.batch, self.rule)
         return self.out(attended.flatten(1))

@@ -94,6 +94,11 @@ def yarn(rope: RopeSpec, frequencies: Tensor) -> Tensor:
     return frequencies / rope.factor * slowed + frequencies * (1 - slowed)
 
 
+def query_scale(rope: RopeSpec, positions_P: Tensor) -> Tensor:
+    """Return by what queries at these positions are multiplied (Llama 4's temperature), (P,)."""
+    return 1 + rope.query_beta * torch.log1p((positions_P / rope.original_max_len).floor())
+
+
 class ScaledPrompts(NamedTuple):
     """Prompt tokens that dynamic NTK scales: their positions, and the lengths of their prompts."""
 
@@ -160,6 +165,9 @@ class RopeTable:
             grown = positions[:, None] * self._frequencies(np.arange(1, max_len + 1))
             angles = torch.cat((grown, torch.zeros(rows.num_prompt, base_frequencies.numel())))
         self.cos, self.sin = (part.to(device) for part in self._cos_sin(angles))
+        if rope.query_beta:
+            scale_P11 = query_scale(rope, positions)[:, None, None].to(device)
+            self.cos, self.sin = self.cos * scale_P11, self.sin * scale_P11
 
     def at(self, rows_T: Tensor) -> tuple[Tensor, Tensor]:
         """Return (cos, sin) of these rows, each (T, 1, R/2)."""

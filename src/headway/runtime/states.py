@@ -1,4 +1,4 @@
-"""Recurrent states of sequences: their memory, and their layers (gated delta rule, Mamba-2).
+"""Recurrent states of sequences: their memory, and their layers (gated delta rule, Mamba-2, LFM2).
 
 A chunk advances a state token by token, so a state has the same bits for every division of the
 prompt into chunks and for every batch.
@@ -129,13 +129,15 @@ def make_rows(batch: Batch, layer: StateLayer) -> list[StateRows]:
 
 
 class Convolution(nn.Module):
-    """A causal convolution of each channel over the last W tokens, then silu."""
+    """A causal convolution of each channel over the last W tokens, then silu if `activated`."""
 
-    def __init__(self, build: Build, channels: int, width: int, bias: bool) -> None:
+    def __init__(
+        self, build: Build, channels: int, width: int, bias: bool, activated: bool
+    ) -> None:
         super().__init__()
         self.weight = fp32_weight(build, channels, width)
         self.bias = fp32_weight(build, channels) if bias else None
-        self.width = width
+        self.width, self.activated = width, activated
 
     def forward(self, x_RXC: Tensor) -> Tensor:
         """Return L outputs of X = W - 1 + L inputs, all in fp32."""
@@ -144,11 +146,12 @@ class Convolution(nn.Module):
         sums_RLC = x_RXC[:, :length] * weight_WC[0]
         for at in range(1, self.width):
             sums_RLC = sums_RLC + x_RXC[:, at : at + length] * weight_WC[at]
-        return evenly(functional.silu, sums_RLC if self.bias is None else sums_RLC + self.bias)
+        sums_RLC = sums_RLC if self.bias is None else sums_RLC + self.bias
+        return evenly(functional.silu, sums_RLC) if self.activated else sums_RLC
 
 
 class StateMixer(nn.Module, ABC):
-    """Base of the two rules: projections, convolution, states."""
+    """Base of all rules: projections, convolution, its last inputs."""
 
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
@@ -162,8 +165,47 @@ class StateMixer(nn.Module, ABC):
         self.project, self.out = linear["project"], linear["out"]
         if "project_gates" in linear:
             self.project_gates = linear["project_gates"]
-        self.convolution = Convolution(build, states.channels, states.conv, states.conv_bias)
-        self.decay_log, self.step_bias = (Fp32Weight(build, states.heads) for _ in range(2))
+        self.convolution = Convolution(
+            build, states.channels, states.conv, states.conv_bias, states.rule != "conv"
+        )
+
+    @abstractmethod
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        """Return the output of the layer's mixer, (T, H)."""
+
+    def with_inputs_before(
+        self, mixed_RLC: Tensor, layer: StateLayer, read: Tensor, new: Tensor
+    ) -> Tensor:
+        """Return the last inputs of the rows' states, zeros of `new` ones, and the rows', fp32."""
+        before_RWC = layer.v[read].masked_fill_(new[:, None, None], 0.0)
+        return torch.cat([before_RWC, mixed_RLC], 1)
+
+
+class ShortConvolution(StateMixer):
+    """LFM2: a convolution between two gates; a state is its last inputs alone."""
+
+    def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        before_TC, after_TC, values_TC = self.project(x_TH).chunk(3, -1)
+        mixed_TC = (before_TC * values_TC).float()
+        layer, out = step.kv[self.index], []
+        assert isinstance(layer, StateLayer)
+        for rows in state_rows(step.batch, layer):
+            read = torch.tensor(rows.read, device=x_TH.device)
+            mixed_RLC = mixed_TC[rows.begin : rows.end].unflatten(0, (len(rows.read), -1))
+            inputs_RXC = self.with_inputs_before(mixed_RLC, layer, read, read == NULL_BLOCK)
+            out.append(self.convolution(inputs_RXC).flatten(0, 1))
+            for end, blocks in rows.written:
+                at = torch.tensor(blocks, device=read.device)
+                layer.v[at] = inputs_RXC[:, end : end + self.states.conv - 1]
+        return self.out(after_TC * torch.cat(out).to(x_TH.dtype))
+
+
+class RecurrentMixer(StateMixer):
+    """Base of the rules that have a matrix for each head, which decays."""
+
+    def __init__(self, build: Build, index: int) -> None:
+        super().__init__(build, index)
+        self.decay_log, self.step_bias = (Fp32Weight(build, self.states.heads) for _ in range(2))
         self.scan = build.kernels.scan
 
     def advance(
@@ -196,8 +238,7 @@ class StateMixer(nn.Module, ABC):
         read = torch.tensor(rows.read, device=mixed_RLC.device)
         new = read == NULL_BLOCK
         state_RHKV = layer.k[read].masked_fill_(new[:, None, None, None], 0.0)
-        before_RWC = layer.v[read].masked_fill_(new[:, None, None], 0.0)
-        inputs_RXC = torch.cat([before_RWC, mixed_RLC], 1)
+        inputs_RXC = self.with_inputs_before(mixed_RLC, layer, read, new)
         q, k, v = self.split_qkv(self.convolution(inputs_RXC).to(self.dtype).float())
         given, begin = [], 0
         for end, blocks in rows.written:
@@ -219,7 +260,7 @@ class StateMixer(nn.Module, ABC):
         """Return queries and keys (R, L, G, K), and values (R, L, H, V)."""
 
 
-class DeltaRule(StateMixer):
+class DeltaRule(RecurrentMixer):
     """The gated delta rule of Qwen3-Next: the value of a key is corrected to the new value."""
 
     def __init__(self, build: Build, index: int) -> None:
@@ -256,7 +297,7 @@ class DeltaRule(StateMixer):
         return q / self.states.key_dim**0.5, k, v.unflatten(-1, (self.states.heads, -1))
 
 
-class Mamba2(StateMixer):
+class Mamba2(RecurrentMixer):
     """Mamba-2: a value is added to that of its key; step sizes set its weight and the decay."""
 
     def __init__(self, build: Build, index: int) -> None:
@@ -290,5 +331,9 @@ class Mamba2(StateMixer):
         return q, k, v.unflatten(-1, (self.states.heads, -1))
 
 
-MIXERS: dict[str, type[StateMixer]] = {"delta": DeltaRule, "mamba2": Mamba2}
+MIXERS: dict[str, type[StateMixer]] = {
+    "delta": DeltaRule,
+    "mamba2": Mamba2,
+    "conv": ShortConvolution,
+}
 """By `StateSpec.rule`."""

@@ -7,6 +7,7 @@ published code (a normalization in V2, experts in some layers alone) is refused 
 from typing import Any
 
 from headway.core.errors import UnsupportedModelError
+from headway.spec.moe import behind_dense
 from headway.spec.parts import ExpertsSpec, LatentSpec
 from headway.spec.rope import yarn_gain
 from headway.spec.values import flag, mapping, number, positive, wrong
@@ -94,12 +95,10 @@ def shared(config: dict[str, Any], default: int) -> int:
 
 def sparse(config: dict[str, Any], num_layers: int, default: int) -> list[bool]:
     """Which layers have experts: all behind the first `first_k_dense_replace`."""
-    dense = config.get("first_k_dense_replace", default)
-    if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= num_layers:
-        raise wrong("first_k_dense_replace", f"a number of layers up to {num_layers}", dense)
+    layers = behind_dense(config, num_layers, "first_k_dense_replace", default)
     if positive(config, "moe_layer_freq", default=1) != 1:
         raise unsupported("moe_layer_freq", config["moe_layer_freq"], "1")
-    return [i >= dense for i in range(num_layers)]
+    return layers
 
 
 def checked(experts: ExpertsSpec) -> ExpertsSpec:

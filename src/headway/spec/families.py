@@ -7,14 +7,14 @@ through a window.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from headway.core.errors import UnsupportedModelError
-from headway.spec import deepseek, gemma3n, hybrid
+from headway.spec import deepseek, gemma3n, hybrid, moe
 from headway.spec.altup import AltUpSpec
 from headway.spec.model import LayerSpec
-from headway.spec.parts import ExpertsSpec, LatentSpec
+from headway.spec.parts import LatentSpec
 from headway.spec.rope import FULL, WINDOW
 from headway.spec.state import StateSpec
 from headway.spec.values import flag, number, optional_number, positive, switches, wrong
@@ -62,6 +62,13 @@ def when_used(config: dict[str, Any], num_layers: int) -> list[str]:
     return [FULL if i < first else WINDOW for i in range(num_layers)]
 
 
+def odd_when_used(config: dict[str, Any], num_layers: int) -> list[str]:
+    """Qwen2-MoE: when `use_sliding_window`, every other one of the first `max_window_layers`."""
+    first = [kind == FULL for kind in when_used(config, num_layers)]
+    used = flag(config, "use_sliding_window")
+    return [WINDOW if used and first[i] and i % 2 == 0 else FULL for i in range(num_layers)]
+
+
 def all_when_used(config: dict[str, Any], num_layers: int) -> list[str]:
     """Qwen3-MoE: when `use_sliding_window`, every layer."""
     return [WINDOW if flag(config, "use_sliding_window") else FULL] * num_layers
@@ -85,7 +92,7 @@ def nope_when_used(config: dict[str, Any], num_layers: int) -> list[str]:
     return [WINDOW if used and not rotate else FULL for rotate in rotates]
 
 
-SWITCHED = (when_used, all_when_used, nope_when_used)
+SWITCHED = (when_used, odd_when_used, all_when_used, nope_when_used)
 """Rules for layers that have no window, whatever `layer_types` says, unless the switch is on."""
 
 
@@ -133,32 +140,6 @@ def gpt_oss_gates(config: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def no_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec | None, list[bool]]:
-    return None, [False] * num_layers
-
-
-def qwen_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec | None, list[bool]]:
-    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
-
-    transformers 5 spells `num_experts` as `num_local_experts`.
-    """
-    spelled = "num_local_experts" if "num_local_experts" in config else "num_experts"
-    experts = ExpertsSpec(
-        count=positive(config, spelled, default=128),
-        active=positive(config, "num_experts_per_tok", default=8),
-        intermediate_size=positive(config, "moe_intermediate_size", default=768),
-        normalize=flag(config, "norm_topk_prob"),
-    )
-    if experts.active > experts.count:
-        raise wrong("num_experts_per_tok", f"at most {spelled} ({experts.count})", experts.active)
-    dense = config.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
-        raise wrong("mlp_only_layers", "a list of layers", dense)
-    step = positive(config, "decoder_sparse_step", default=1)
-    sparse = [i not in dense and (i + 1) % step == 0 for i in range(num_layers)]
-    return (experts if any(sparse) else None), sparse
-
-
 def no_altup(config: dict[str, Any]) -> AltUpSpec | None:
     return None
 
@@ -177,23 +158,17 @@ def no_latent(config: dict[str, Any]) -> LatentSpec | None:
     return None
 
 
-def gpt_oss_experts(
-    config: dict[str, Any], num_layers: int
-) -> tuple[ExpertsSpec | None, list[bool]]:
-    """Experts in every layer, as wide as `intermediate_size`; a softmax over the visited ones."""
-    spelled = "num_local_experts" if "num_local_experts" in config else "num_experts"
-    experts = ExpertsSpec(
-        count=positive(config, spelled, default=128),
-        active=positive(config, "num_experts_per_tok", default=4),
-        intermediate_size=positive(config, "intermediate_size", default=2880),
-        normalize=True,
-        biased=True,
-    )
-    if experts.active > experts.count:
-        raise wrong("num_experts_per_tok", f"at most {spelled} ({experts.count})", experts.active)
-    return experts, [True] * num_layers
-
-
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 GPT_OSS_ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -210,6 +185,8 @@ class Family:
 
     qkv_bias: bool | None = None
     """True or False when it is fixed; None reads `attention_bias`, for all four projections."""
+    qkv_bias_key: str = ""
+    """The key that says so of a config, where there is one."""
     attention_bias: bool = False
     """What `attention_bias` is when it is missing."""
     rope: dict[str, Any] = field(default_factory=dict)
@@ -229,7 +206,7 @@ class Family:
     norm_eps: float = 1e-6
     head_dim: int = 0
     scales: Callable[[dict[str, Any]], dict[str, float]] = no_scales
-    experts: Callable[[dict[str, Any], int], tuple[ExpertsSpec | None, list[bool]]] = no_experts
+    experts: Callable[[dict[str, Any], int], moe.Experts] = moe.no_experts
     latent: Callable[[dict[str, Any]], LatentSpec | None] = no_latent
     altup: Callable[[dict[str, Any]], AltUpSpec | None] = no_altup
     layers: Callable[[dict[str, Any], list[str], tuple[LayerSpec, ...]], tuple[LayerSpec, ...]] = (
@@ -238,6 +215,12 @@ class Family:
     v_norm: bool = False
     states: Callable[[dict[str, Any]], StateSpec | None] = no_states
     output_gate: bool = False
+    scaled_windows: bool = True
+    """Whether the rope of window layers is scaled as that of full ones."""
+    query_scaling: bool = False
+    """Whether queries grow with their position (`llama_4_scaling_beta`)."""
+    translate: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    """The config with Llama's names for keys that have others."""
 
 
 GEMMA = Family(
@@ -251,13 +234,39 @@ GEMMA = Family(
     kinds=every(2),
     scales=gemma2_scales,
 )
+LFM2 = Family(
+    qkv_bias=False,
+    tied=True,
+    theta=1e6,
+    kinds=hybrid.named_full,
+    qk_norm="head",
+    states=hybrid.short_convolution,
+)
 FAMILIES = {
     "LlamaForCausalLM": Family(),
     "MistralForCausalLM": Family(qkv_bias=False, window=4096, kinds=all_window),
+    "MixtralForCausalLM": Family(
+        qkv_bias=False, theta=1e6, kinds=all_window, norm_eps=1e-5, experts=moe.mixtral
+    ),
+    "Ministral3ForCausalLM": Family(
+        qkv_bias=False,
+        rope=MINISTRAL_ROPE,
+        kinds=all_window,
+        norm_eps=1e-5,
+        head_dim=128,
+        query_scaling=True,
+    ),
     "Qwen2ForCausalLM": Family(qkv_bias=True, window=4096, kinds=when_used),
+    "Qwen2MoeForCausalLM": Family(
+        qkv_bias=True,
+        qkv_bias_key="qkv_bias",
+        window=4096,
+        kinds=odd_when_used,
+        experts=moe.qwen2_moe,
+    ),
     "Qwen3ForCausalLM": Family(window=4096, kinds=when_used, qk_norm="head", head_dim=128),
     "Qwen3MoeForCausalLM": Family(
-        window=4096, kinds=all_when_used, qk_norm="head", experts=qwen_experts
+        window=4096, kinds=all_when_used, qk_norm="head", experts=moe.qwen3_moe
     ),
     "Gemma2ForCausalLM": GEMMA,
     "Gemma3ForCausalLM": Family(
@@ -289,26 +298,39 @@ FAMILIES = {
         scales=gemma3n.scales,
         altup=gemma3n.altup,
         layers=gemma3n.layers,
+        translate=gemma3n.one_width,
     ),
     "Phi3ForCausalLM": Family(qkv_bias=False, kinds=all_window, norm_eps=1e-5),
     "Olmo2ForCausalLM": Family(qk_norm="row", norm_eps=1e-5),
+    "Olmo3ForCausalLM": Family(
+        qk_norm="row",
+        norm_eps=1e-5,
+        theta=5e5,
+        window=4096,
+        kinds=every(4),
+        scaled_windows=False,
+    ),
     "GraniteForCausalLM": Family(scales=granite_scales),
     "GraniteMoeHybridForCausalLM": Family(
         kinds=hybrid.all_states,
         rotates=hybrid.rotate_when_named,
         scales=granite_scales,
-        experts=hybrid.granite_experts,
+        experts=moe.granite_hybrid,
         states=hybrid.mamba2,
+        translate=hybrid.granite,
     ),
     "Qwen3NextForCausalLM": Family(
         kinds=hybrid.every_fourth_full,
         qk_norm="head",
         norm_offset=1.0,
         head_dim=256,
-        experts=hybrid.qwen_experts,
+        experts=moe.qwen3_next,
         states=hybrid.delta,
+        translate=hybrid.qwen3_next,
         output_gate=True,
     ),
+    "Lfm2ForCausalLM": replace(LFM2, translate=hybrid.lfm2),
+    "Lfm2MoeForCausalLM": replace(LFM2, translate=hybrid.lfm2_moe, experts=moe.lfm2_moe),
     "SmolLM3ForCausalLM": Family(
         tied=True, theta=2e6, kinds=nope_when_used, rotates=three_of_four_rotate
     ),
@@ -328,7 +350,7 @@ FAMILIES = {
         head_dim=64,
         sink_logits=True,
         scales=gpt_oss_gates,
-        experts=gpt_oss_experts,
+        experts=moe.gpt_oss,
     ),
 }
 """Architecture, as config.json names it → its row; the other half is `runtime.models.MODELS`."""
@@ -366,6 +388,7 @@ def window_size(config: dict[str, Any], family: Family) -> int:
     """Tokens a window layer sees; 0 when the config switches windows off with null."""
     if "sliding_window" not in config:
         return family.window
-    if config["sliding_window"] is None:
+    off = family.kinds in SWITCHED and not flag(config, "use_sliding_window")
+    if config["sliding_window"] is None or (off and config["sliding_window"] == 0):
         return 0
     return positive(config, "sliding_window")

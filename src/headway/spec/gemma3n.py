@@ -9,22 +9,11 @@ from headway.spec.altup import AltUpSpec
 from headway.spec.model import LayerSpec
 from headway.spec.values import flag, optional_number, positive, wrong
 
-WRAPPER = "Gemma3nForConditionalGeneration"
-TEXT = "Gemma3nForCausalLM"
 
-
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of the text model, where one of images and sound wraps it; others as they are.
-
-    `intermediate_size`, which it may give by layer, is one number.
-    """
-    inner = config.get("text_config")
-    if config.get("architectures") == [WRAPPER] and isinstance(inner, dict):
-        kept = ("quantization_config", "dtype", "torch_dtype", "eos_token_id")
-        outer = {key: config[key] for key in kept if config.get(key) is not None}
-        config = outer | inner | {"architectures": [TEXT]}
+def one_width(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with one `intermediate_size`, which it may give by layer."""
     widths = config.get("intermediate_size")
-    if config.get("architectures") != [TEXT] or not isinstance(widths, list) or not widths:
+    if not isinstance(widths, list) or not widths:
         return config
     if any(each != widths[0] for each in widths):
         raise UnsupportedModelError(

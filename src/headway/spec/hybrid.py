@@ -1,42 +1,83 @@
-"""Models of which only some layers attend, and the others keep states: Qwen3-Next, Granite 4."""
+"""Models with states in most layers and attention in few: Qwen3-Next, Granite 4, LFM2."""
 
 from typing import Any
 
 from headway.core.errors import UnsupportedModelError
-from headway.spec.parts import ExpertsSpec
+from headway.spec.moe import has_granite_experts
 from headway.spec.rope import FULL
 from headway.spec.state import StateSpec
-from headway.spec.values import flag, positive, wrong
+from headway.spec.values import flag, number, positive, wrong
 
 STATE = "linear_attention"
-SPELLED = {"mamba": STATE, "attention": FULL}
-"""Kinds of layers as Granite's configs name them → as Qwen's do."""
+SPELLED = {"mamba": STATE, "attention": FULL, "conv": STATE}
+"""Kinds of layers as the configs of Granite and LFM2 name them → as Qwen's do."""
 INFINITE = {"__float__": "Infinity"}
 """How transformers 5 writes a number that JSON has none for."""
-GRANITE, QWEN = "GraniteMoeHybridForCausalLM", "Qwen3NextForCausalLM"
 
 
-def readable(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of a hybrid with one name for each kind of layer, others as they are.
+def qwen3_next(config: dict[str, Any]) -> dict[str, Any]:
+    """A quarter of Qwen's heads turns."""
+    return {"partial_rotary_factor": 0.25} | config
 
-    Without experts Granite's MLP is its shared one. A quarter of Qwen's heads turn.
-    """
-    if config.get("architectures") == [QWEN]:
-        return {"partial_rotary_factor": 0.25} | config
-    if config.get("architectures") != [GRANITE]:
-        return config
+
+def granite(config: dict[str, Any]) -> dict[str, Any]:
+    """Granite's config with Qwen's kinds of layers; without experts its MLP is the shared one."""
     renamed = dict(config)
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if isinstance(kinds, list):
         renamed["layer_types"] = [SPELLED.get(str(kind), kind) for kind in kinds]
-    if not has_experts(config):
+    if not has_granite_experts(config):
         renamed["intermediate_size"] = positive(config, "shared_intermediate_size", default=1024)
     return renamed
 
 
-def has_experts(config: dict[str, Any]) -> bool:
-    """Whether a Granite has experts beside its shared MLP: 0 of them are none."""
-    return bool(config.get("num_local_experts", 8) != 0)
+def lfm2(config: dict[str, Any]) -> dict[str, Any]:
+    """LFM2's config with Llama's names; the width of its MLPs is two thirds of what it says."""
+    inner = positive(config, "block_ff_dim", default=positive(config, "intermediate_size", 12288))
+    if flag(config, "block_auto_adjust_ff_dim", default=True):
+        multiple = positive(config, "block_multiple_of", default=256)
+        inner = int(number(config, "block_ffn_dim_multiplier", default=1.0) * int(2 * inner / 3))
+        inner = -(-inner // multiple) * multiple
+    return lfm2_moe(config) | {"intermediate_size": inner}
+
+
+def lfm2_moe(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of an LFM2 with experts with Llama's names."""
+    tied = flag(config, "tie_word_embeddings", default=True)
+    renamed = config | {
+        "tie_word_embeddings": flag(config, "tie_embedding", default=tied),
+        "rms_norm_eps": number(config, "norm_eps", default=1e-5),
+    }
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        renamed["layer_types"] = [SPELLED.get(str(kind), kind) for kind in kinds]
+    return renamed
+
+
+def named_full(config: dict[str, Any], num_layers: int) -> list[str]:
+    """LFM2: the layers of `full_attn_idxs` attend, the others keep states; all without it."""
+    full = config.get("full_attn_idxs")
+    if full is None:
+        return [FULL] * num_layers
+    if not isinstance(full, list):
+        raise wrong("full_attn_idxs", "a list of layers", full)
+    return [FULL if i in full else STATE for i in range(num_layers)]
+
+
+def short_convolution(config: dict[str, Any]) -> StateSpec:
+    """LFM2's convolution between two gates: what it keeps are its last inputs."""
+    bias = flag(config, "conv_bias")
+    states = StateSpec(
+        rule="conv",
+        heads=1,
+        groups=1,
+        key_dim=0,
+        value_dim=positive(config, "hidden_size"),
+        conv=positive(config, "conv_L_cache", default=3),
+        conv_bias=bias,
+        bias=bias,
+    )
+    return checked(states, "heads", "groups", 1)
 
 
 def every_fourth_full(config: dict[str, Any], num_layers: int) -> list[str]:
@@ -117,45 +158,3 @@ def checked(states: StateSpec, heads: str, key: str, groups: int) -> StateSpec:
             "A convolution over one token is not supported.", "Supported are: two and more."
         )
     return states
-
-
-def qwen_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec | None, list[bool]]:
-    """Experts as Qwen3-MoE has them, beside one that all tokens visit, behind a gate of its own."""
-    spelled = "num_local_experts" if "num_local_experts" in config else "num_experts"
-    experts = ExpertsSpec(
-        count=positive(config, spelled, default=512),
-        active=positive(config, "num_experts_per_tok", default=10),
-        intermediate_size=positive(config, "moe_intermediate_size", default=512),
-        normalize=flag(config, "norm_topk_prob", default=True),
-        shared=1,
-        shared_intermediate_size=positive(config, "shared_expert_intermediate_size", default=512),
-        shared_gate=True,
-    )
-    if experts.active > experts.count:
-        raise wrong("num_experts_per_tok", f"at most {spelled} ({experts.count})", experts.active)
-    dense = config.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
-        raise wrong("mlp_only_layers", "a list of layers", dense)
-    step = positive(config, "decoder_sparse_step", default=1)
-    sparse = [i not in dense and (i + 1) % step == 0 for i in range(num_layers)]
-    return (experts if any(sparse) else None), sparse
-
-
-def granite_experts(
-    config: dict[str, Any], num_layers: int
-) -> tuple[ExpertsSpec | None, list[bool]]:
-    """Experts as wide as `intermediate_size`, beside the shared MLP; or none."""
-    if not has_experts(config):
-        return None, [False] * num_layers
-    experts = ExpertsSpec(
-        count=positive(config, "num_local_experts", default=8),
-        active=positive(config, "num_experts_per_tok", default=2),
-        intermediate_size=positive(config, "intermediate_size", default=11008),
-        normalize=True,
-        shared=1,
-        shared_intermediate_size=positive(config, "shared_intermediate_size", default=1024),
-    )
-    if experts.active > experts.count:
-        most = f"at most num_local_experts ({experts.count})"
-        raise wrong("num_experts_per_tok", most, experts.active)
-    return experts, [True] * num_layers

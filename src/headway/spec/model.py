@@ -27,7 +27,8 @@ class LayerSpec:
     """One layer: the tokens it sees back (0 is all), which of the ropes turns it, its MLP.
 
     A layer with a window may see the first `sinks` tokens besides. A layer without a rope (None)
-    tells positions apart by the causal mask alone (NoPE). `kv_dtype` is the format of its keys and
+    tells positions apart by the causal mask alone (NoPE). `query_rope` turns its queries where that
+    is another than its keys'. `kv_dtype` is the format of its keys and
     values where that is another than the cache's. With `kv_from` it has none, and reads those of
     that earlier layer, which sees as much. `sparsity` is the share of neurons that are silent,
     those whose gates are least. `whole` says that it reads everything, whatever others may leave
@@ -41,6 +42,7 @@ class LayerSpec:
     sinks: int = 0
     kv_dtype: str = ""
     rope: int | None = 0
+    query_rope: int | None = None
     sparse: bool = False
     kv_from: int | None = None
     sparsity: float = 0.0

@@ -14,7 +14,8 @@ class RopeSpec:
     original; `llama3` and `yarn` treat fast and slow frequencies apart, between the two limits that
     are named after them; `longrope` divides each frequency by a number of its own, of two lists the
     long one for lengths beyond the original. `gain` multiplies cos and sin (YaRN's attention
-    factor).
+    factor). The rope of queries that grow with their position p also multiplies them by
+    1 + query_beta · ln(1 + ⌊p / original_max_len⌋) (Ministral 3).
     """
 
     theta: float = 10000.0
@@ -30,6 +31,7 @@ class RopeSpec:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     gain: float = 1.0
+    query_beta: float = 0.0
 
     @property
     def depends_on_length(self) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ModelError, UnsupportedModelError
-from headway.spec import gemma3n, hybrid
+from headway.spec import hybrid
 from headway.spec.families import FAMILIES, Family, layer_kinds, window_size
 from headway.spec.formats import GGUF
 from headway.spec.gguf.config import is_quantized
@@ -14,7 +14,7 @@ from headway.spec.model import DTYPE_BYTES, LayerSpec, ModelSpec
 from headway.spec.model_files import read_document
 from headway.spec.parts import RopeSpec
 from headway.spec.quantization_config import quantization_config, quantization_method
-from headway.spec.rope import FULL, WINDOW, longest_context, ropes_from_config
+from headway.spec.rope import FULL, QUERY, WINDOW, longest_context, query_rope, ropes_from_config
 from headway.spec.values import (
     flag,
     mapping,
@@ -23,6 +23,7 @@ from headway.spec.values import (
     token_ids,
     wrong,
 )
+from headway.spec.wrapped import text_config
 
 MOST_LAYERS = 4096
 ACTIVATIONS = {
@@ -73,9 +74,10 @@ def no_model_here(folder: Path) -> ModelError:
 
 def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> ModelSpec:
     """Turn the two parsed files into a ModelSpec; raises ModelError naming the key at fault."""
-    config = hybrid.readable(gemma3n.text_config(config))
+    config = text_config(config)
     architecture = refuse_unsupported(config)
     family = FAMILIES[architecture]
+    config = family.translate(config)
     heads = positive(config, "num_attention_heads")
     hidden = positive(config, "hidden_size")
     head_dim = positive(config, "head_dim", default=family.head_dim or hidden // heads)
@@ -88,10 +90,17 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
     latent = family.latent(config)
     if latent is not None:
         head_dim, kv_heads = latent.nope_dim + latent.rope_dim, 1
-    ropes = ropes_from_config(config, family.theta, family.local_theta, family.rope)
+    ropes = ropes_from_config(
+        config, family.theta, family.local_theta, family.rope, family.scaled_windows
+    )
+    if family.query_scaling:
+        ropes[QUERY] = query_rope(config, ropes[FULL], family.rope)
     for rope in ropes.values():
         check_rotation(rope, latent.rope_dim if latent else head_dim)
     attention_bias = flag(config, "attention_bias", default=family.attention_bias)
+    qkv_bias = attention_bias if family.qkv_bias is None else family.qkv_bias
+    if family.qkv_bias_key:
+        qkv_bias = flag(config, family.qkv_bias_key, default=qkv_bias)
     experts, sparse = family.experts(
         config, positive(config, "num_hidden_layers", most=MOST_LAYERS)
     )
@@ -111,7 +120,7 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         layers=layers,
         ropes=tuple(dict.fromkeys(ropes.values())),
         tied=flag(config, "tie_word_embeddings", default=family.tied),
-        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        qkv_bias=qkv_bias,
         o_bias=attention_bias and family.qkv_bias is None,
         mlp_bias=flag(config, "mlp_bias"),
         dtype=checkpoint_dtype(config),
@@ -168,6 +177,7 @@ def read_layers(
         LayerSpec(
             window=window if kind == WINDOW else 0,
             rope=different.index(ropes[kind]) if rotate and kind in ropes else None,
+            query_rope=different.index(ropes[QUERY]) if QUERY in ropes else None,
             sparse=experts,
             state=kind == hybrid.STATE,
         )

@@ -6,31 +6,39 @@ and `rope_scaling`, and Gemma 3's `rope_local_base_freq` for its window layers.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from headway.core.errors import ModelError, UnsupportedModelError
 from headway.spec.parts import RopeSpec
-from headway.spec.values import flag, mapping, number, numbers, positive, wrong
+from headway.spec.values import flag, mapping, number, numbers, optional_number, positive, wrong
 
 FULL, WINDOW = "full_attention", "sliding_attention"
+QUERY = "queries"
+"""The rope of queries, where it is another than that of keys."""
 MOST_POSITIONS = 2**31 - 1
 
 
 def ropes_from_config(
-    config: dict[str, Any], theta: float, local_theta: float | None, default: dict[str, Any]
+    config: dict[str, Any],
+    theta: float,
+    local_theta: float | None,
+    default: dict[str, Any],
+    scaled_windows: bool = True,
 ) -> dict[str, RopeSpec]:
     """The rope of full and of window layers; the thetas and `default` are the family's own.
 
-    `local_theta` is None for families whose window layers turn as the full ones do.
+    `local_theta` is None for families whose window layers turn as the full ones do, but for the
+    scaling where not `scaled_windows`.
     """
     given = mapping(config, "rope_parameters")
     nested = bool(given) and set(given) <= {FULL, WINDOW}
     flat = given or mapping(config, "rope_scaling") or default
     full = mapping(given, FULL) if nested else flat
     window = mapping(given, WINDOW) if nested else {}
-    if local_theta is None:
+    if local_theta is None and scaled_windows:
         full, window = full or window, window or full
-    else:
+    elif local_theta is not None:
         local = number(config, "rope_local_base_freq", default=local_theta)
         window = {"rope_theta": local} | window
     ropes = {FULL: read_rope(config, full, theta), WINDOW: read_rope(config, window, theta)}
@@ -43,6 +51,22 @@ def ropes_from_config(
             "Give both the same rope_type and original_max_position_embeddings in config.json.",
         )
     return ropes
+
+
+def query_rope(config: dict[str, Any], rope: RopeSpec, default: dict[str, Any]) -> RopeSpec:
+    """Ministral 3: the rope of queries, which grow by `llama_4_scaling_beta` with the position."""
+    given = mapping(config, "rope_parameters") or mapping(config, "rope_scaling") or default
+    beta = optional_number(given, "llama_4_scaling_beta")
+    if not beta:
+        return rope
+    original = positive(given, "original_max_position_embeddings")
+    if rope.share != 1 or rope.kind in ("dynamic", "longrope"):
+        raise UnsupportedModelError(
+            f"llama_4_scaling_beta beside a rope of {rope.share} of a head or of the kind "
+            f"{rope.kind} is not supported.",
+            "Supported are: default, linear, llama3 and yarn, of whole heads.",
+        )
+    return replace(rope, query_beta=beta, original_max_len=original)
 
 
 def read_rope(config: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeSpec:

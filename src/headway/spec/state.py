@@ -1,6 +1,7 @@
 """Layers that keep a state of each sequence in place of keys and values of its tokens, in numbers.
 
-A head's state is a matrix S of `key_dim` × `value_dim` numbers that each token changes, in fp32:
+A head's state is a matrix S of `key_dim` × `value_dim` numbers that each token changes, in fp32
+(none by the rule `conv`, whose `key_dim` is 0: LFM2):
 
     S = decay · S + k ⊗ v                     mamba2 (Dao and Gu 2024)
     S = decay · S + k ⊗ β (v − decay · Sᵀk)   delta, the gated delta rule (Yang et al. 2024)
@@ -22,11 +23,11 @@ STATE_BYTES = 4
 class StateSpec:
     """One such layer: `heads` states, whose queries and keys are those of `groups`.
 
-    The convolution and the projections of `mamba2` may have a bias; its steps lie between the two
-    `limits`.
+    The convolution and the projections of `mamba2` and `conv` may have a bias; the steps of
+    `mamba2` lie between the two `limits`.
     """
 
-    rule: Literal["delta", "mamba2"]
+    rule: Literal["delta", "mamba2", "conv"]
     heads: int
     groups: int
     key_dim: int
@@ -49,6 +50,8 @@ class StateSpec:
     def matrices(self, hidden: int) -> list[tuple[str, int, int]]:
         """(name, outputs, inputs) of its linear layers."""
         out = ("out", hidden, self.inner)
+        if self.rule == "conv":
+            return [("project", 3 * self.inner, hidden), out]
         if self.rule == "mamba2":
             return [("project", self.inner + self.channels + self.heads, hidden), out]
         more = ("project_gates", 2 * self.heads, hidden)
@@ -61,6 +64,8 @@ class StateSpec:
     def parameters(self, hidden: int) -> int:
         """All elements: also the convolution, decays, steps and the norm; mamba2's skip."""
         conv = self.channels * (self.conv + self.conv_bias)
+        if self.rule == "conv":
+            return self.matrix_parameters(hidden) + conv
         if self.rule == "mamba2":
             return self.matrix_parameters(hidden) + conv + 3 * self.heads + self.inner
         return self.matrix_parameters(hidden) + conv + 2 * self.heads + self.value_dim

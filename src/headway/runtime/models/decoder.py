@@ -18,6 +18,12 @@ Weights = dict[str, tuple[str, str | None]]
 """Module of the checkpoint → (module of the decoder, part of its rows); no `.weight` or `.bias`."""
 
 
+TEXT_PART = "language_model."
+"""Of a checkpoint that has parts for images or sound beside the text model."""
+OTHER_PARTS = (
+    *("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
+    "multi_modal_projector.",
+)
 Pieces = list[tuple[str, Callable[[Tensor], Tensor]]]
 """(name, function that cuts it out) of each tensor of the weight table in a checkpoint's tensor."""
 
@@ -39,6 +45,16 @@ class Architecture:
     weights: Weights
     pieces: Callable[[str, Callable[[], Sequence[int]]], Pieces] = whole
     decoder: "Callable[[Build, Architecture], Decoder] | None" = None
+
+    def pieces_of(self, name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
+        """Return the pieces of a checkpoint's tensor; none of parts for images and sound."""
+        plain = name.removeprefix("model.")
+        if plain.startswith(OTHER_PARTS):
+            return []
+        if plain.startswith(TEXT_PART):
+            inner = plain.removeprefix(TEXT_PART).removeprefix("model.")
+            name = inner if inner.startswith("lm_head.") else "model." + inner
+        return self.pieces(name, shape)
 
 
 def embedding(build: Build) -> nn.Module:

@@ -50,12 +50,6 @@ WEIGHTS: Weights = {
         for n in range(MAX_STREAMS)
     },
 }
-IGNORED_PREFIXES = (
-    "model.vision_tower.",
-    "model.audio_tower.",
-    "model.embed_vision.",
-    "model.embed_audio.",
-)
 MIN_MEAN_SQUARE = 1e-5
 
 
@@ -232,10 +226,7 @@ class Gemma3nDecoder(Decoder):
 
 
 def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
-    """Return the tensors of the text model, without those for images and audio."""
-    if name.startswith(IGNORED_PREFIXES):
-        return []
-    name = name.replace("model.language_model.", "model.", 1)
+    """Return the tensor under its name; a bare weight gets `.weight`."""
     suffix = ".weight" if name.endswith(".correct_output_scale") else ""
     return whole(name + suffix, shape)
 

@@ -4,8 +4,8 @@
 x ──┬─ norm ─┤ attention    ├─ + ─┬─ norm ┤ MLP    ├─ + ──▶ next layer … norm ─▶ head
     └────────┴──────────────┴──┘  └───────┴────────┴──┘
 
-Mistral has a window, Qwen2 and 2.5 a bias on queries, keys and values, SmolLM3 layers without a
-rope.
+Mistral has a window, Ministral 3 queries that grow with their position, Qwen2 and 2.5 a bias on
+queries, keys and values, SmolLM3 layers without a rope.
 """
 
 from torch import Tensor

@@ -1,8 +1,10 @@
-"""OLMo 2 (OLMo Team 2025): norms after attention and MLP instead of before, and on q and k rows.
+"""OLMo 2 and 3 (OLMo Team 2025): norms after attention and MLP, not before, and on q and k rows.
 
      ┌───────────┐                ┌─────┐
 x ─┬─┤ attention ├─ norm ─ + ─┬───┤ MLP ├─ norm ─ + ──▶ next layer
    └─┴───────────┴─────────┘  └───┴─────┴─────────┘
+
+Three of four layers of OLMo 3 have a window.
 """
 
 from torch import Tensor, nn

@@ -1,6 +1,7 @@
 """Qwen3 (Yang et al. 2025): Llama with a norm on each head's query and key, before the rope.
 
-Qwen3-MoE has experts in place of the MLP, in all layers or in some.
+Qwen3-MoE has experts in place of the MLP, in all layers or in some; Qwen2-MoE is Qwen2 with such
+experts, and one that all tokens visit behind a gate.
 """
 
 from torch import Tensor, nn
@@ -19,6 +20,13 @@ EXPERTS: Weights = {
     LAYER + "mlp.experts.{e}.gate_proj": ("layers.{i}.mlp.gate_up", "gate"),
     LAYER + "mlp.experts.{e}.up_proj": ("layers.{i}.mlp.gate_up", "up"),
     LAYER + "mlp.experts.{e}.down_proj": ("layers.{i}.mlp.down", None),
+}
+SHARED = LAYER + "mlp.shared_expert."
+SHARED_EXPERT: Weights = {
+    SHARED + "gate_proj": ("layers.{i}.mlp.shared.gate_up", "gate"),
+    SHARED + "up_proj": ("layers.{i}.mlp.shared.gate_up", "up"),
+    SHARED + "down_proj": ("layers.{i}.mlp.shared.down", None),
+    LAYER + "mlp.shared_expert_gate": ("layers.{i}.mlp.shared_gate", None),
 }
 
 
@@ -40,11 +48,12 @@ class SparseLayer(ResidualLayer):
         return x_TH, self.mlp(normed_TH, step)
 
 
-def qwen3_moe_layer(build: Build, index: int) -> nn.Module:
+def moe_layer(build: Build, index: int) -> nn.Module:
     """Return a sparse or a dense layer, as the spec has it at `index`."""
     layer = SparseLayer if build.spec.layers[index].sparse else LlamaLayer
     return layer(build, index)
 
 
 QWEN3 = Architecture(LlamaLayer, WEIGHTS | QK_NORM)
-QWEN3_MOE = Architecture(qwen3_moe_layer, WEIGHTS | QK_NORM | EXPERTS)
+QWEN2_MOE = Architecture(moe_layer, WEIGHTS | EXPERTS | SHARED_EXPERT)
+QWEN3_MOE = Architecture(moe_layer, WEIGHTS | QK_NORM | EXPERTS)

@@ -13,19 +13,15 @@ from headway.runtime.layers import Attention, Build, GatedMLP, RMSNorm, Step
 from headway.runtime.models.decoder import Architecture, Pieces, Weights, whole
 from headway.runtime.models.llama import LAYER
 from headway.runtime.models.llama import WEIGHTS as LLAMA_WEIGHTS
-from headway.runtime.models.qwen3 import EXPERTS, QK_NORM
+from headway.runtime.models.qwen3 import EXPERTS, QK_NORM, SHARED_EXPERT
 from headway.runtime.states import MIXERS
 
 THEIRS, OURS = LAYER + "linear_attn.", "layers.{i}.state."
-SHARED = LAYER + "mlp.shared_expert."
 WEIGHTS: Weights = {
     **LLAMA_WEIGHTS,
     **QK_NORM,
     **EXPERTS,
-    SHARED + "gate_proj": ("layers.{i}.mlp.shared.gate_up", "gate"),
-    SHARED + "up_proj": ("layers.{i}.mlp.shared.gate_up", "up"),
-    SHARED + "down_proj": ("layers.{i}.mlp.shared.down", None),
-    LAYER + "mlp.shared_expert_gate": ("layers.{i}.mlp.shared_gate", None),
+    **SHARED_EXPERT,
     THEIRS + "in_proj_qkvz": (OURS + "project", None),
     THEIRS + "in_proj_ba": (OURS + "project_gates", None),
     THEIRS + "conv1d": (OURS + "convolution", None),
@@ -34,7 +30,7 @@ WEIGHTS: Weights = {
     THEIRS + "norm": (OURS + "scale", None),
     THEIRS + "out_proj": (OURS + "out", None),
 }
-BARE = (".A_log", ".dt_bias", ".D")
+BARE = (".A_log", ".dt_bias", ".D", ".expert_bias")
 """Suffixes of weights without a module in the checkpoint."""
 
 

@@ -133,7 +133,7 @@ def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
     if schemes is None:
         return None
     check_family(schemes, spec)
-    files = CutFiles(find_files(folder), MODELS[spec.architecture].pieces)
+    files = CutFiles(find_files(folder), MODELS[spec.architecture].pieces_of)
     check_embedding(files, schemes)
     places = linear_places(spec)
     for name in schemes.named:

@@ -23,6 +23,9 @@ WITHOUT_EFFECT = {
     "interleave_moe_layer_step",
 }
 """Keys of an architecture that say nothing more, or nothing of these architectures."""
+SIGMOID = 2
+"""Of `expert_gating_func`."""
+YARN_LOG = "rope.scaling.yarn_log_multiplier"
 ENDS = """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> </s>
 <|eom_id|> <EOT> _<EOT> [EOT] <|end_of_text|> <end_of_utterance> <eos>
 <｜end▁of▁sentence｜>""".split()
@@ -95,6 +98,8 @@ class Values:
 class Row:
     """One architecture of GGUF: Hugging Face's name for it, and where it differs from Llama.
 
+    `variant` is a key that another model of the same architecture has, and the row of that model.
+
     `permuted`: the rows of queries and keys stand in pairs that rotate together, as the ropes of
     llama.cpp want them (`names.unpermuted`). `shift` is what the file's norms have beyond the
     checkpoint's.
@@ -105,17 +110,77 @@ class Row:
     permuted: bool = False
     shift: float = 0.0
     biases: tuple[str, ...] = ()
+    hybrid: bool = False
+    """Whether layers without KV heads keep states."""
+    variant: "tuple[str, Row] | None" = None
 
 
 def llama(values: Values) -> dict[str, Any]:
-    """Llama's optional biases; a Mixtral is one with experts."""
-    if values.get("expert_count"):
-        raise values.refused("expert_count", "(Mixtral)")
-    values.get("expert_used_count")
+    """Llama's optional biases."""
+    for key in ("expert_count", "expert_used_count"):
+        values.get(key)
     scale = values.get("attention.scale")
     if scale and abs(scale * head_dim(values) ** 0.5 - 1) > 1e-6:
         raise values.refused("attention.scale")
     return {}
+
+
+def mixtral(values: Values) -> dict[str, Any]:
+    """Mixtral: experts as wide as the MLP."""
+    return llama(values) | {
+        "num_local_experts": values.need("expert_count"),
+        "num_experts_per_tok": values.need("expert_used_count"),
+        "sliding_window": values.get("attention.sliding_window") or None,
+    }
+
+
+def mistral3(values: Values) -> dict[str, Any]:
+    """Ministral 3; Mistral Small has no temperature of queries."""
+    scaling = rope_scaling(values)
+    beta, all_dims = (values.get("attention.temperature_scale"), values.get(YARN_LOG))
+    if all_dims and scaling:
+        scaling |= {"mscale": 1.0, "mscale_all_dim": all_dims}
+    if beta and not scaling:
+        raise values.refused("attention.temperature_scale", "without YaRN")
+    if beta:
+        scaling["llama_4_scaling_beta"] = beta
+    return {"rope_scaling": scaling or {"rope_type": "default"}, "sliding_window": None}
+
+
+def qwen2_moe(values: Values) -> dict[str, Any]:
+    width = values.same("expert_shared_feed_forward_length")
+    return qwen3_moe(values) | {
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": width or values.need("feed_forward_length"),
+    }
+
+
+def lfm2(values: Values) -> dict[str, Any]:
+    """LFM2: a layer without KV heads is a convolution."""
+    heads = values.get("attention.head_count_kv")
+    if not isinstance(heads, list):
+        heads = [heads] * values.need("block_count")
+    return {
+        "layer_types": ["full_attention" if each else "conv" for each in heads],
+        "conv_L_cache": values.need("shortconv.l_cache"),
+        "norm_eps": values.need("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+        "conv_bias": "blk.0.shortconv.conv.bias" in values.header.tensors,
+    }
+
+
+def lfm2_moe(values: Values) -> dict[str, Any]:
+    """LFM2 with experts, which a sigmoid weighs."""
+    if values.get("expert_gating_func", SIGMOID) != SIGMOID:
+        raise values.refused("expert_gating_func")
+    return lfm2(values) | {
+        "num_experts": values.need("expert_count"),
+        "num_experts_per_tok": values.need("expert_used_count"),
+        "moe_intermediate_size": values.need("expert_feed_forward_length"),
+        "num_dense_layers": values.get("leading_dense_block_count", 0),
+        "use_expert_bias": any("exp_probs_b" in name for name in values.header.tensors),
+        "routed_scaling_factor": values.get("expert_weights_scale") or 1.0,
+    }
 
 
 def qwen3_moe(values: Values) -> dict[str, Any]:
@@ -155,8 +220,7 @@ def gemma(values: Values, layers_of_27b: int, period: int) -> dict[str, Any]:
     scalar = values.need("embedding_length") // heads if is_27b else head_dim(values)
     pattern = values.get("attention.sliding_window_pattern", period)
     if isinstance(pattern, list):
-        kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
-        return {"query_pre_attn_scalar": scalar, "layer_types": kinds}
+        return {"query_pre_attn_scalar": scalar, "layer_types": layer_types(pattern)}
     return {"query_pre_attn_scalar": scalar, "sliding_window_pattern": pattern}
 
 
@@ -165,11 +229,26 @@ def phi3(values: Values) -> dict[str, Any]:
 
 
 def olmo2(values: Values) -> dict[str, Any]:
-    """OLMo 2; OLMo 3 goes by the same name and has windows."""
-    if values.get("attention.sliding_window"):
-        raise values.refused("attention.sliding_window", "(OLMo 3)")
-    values.get("attention.sliding_window_pattern")
+    for key in ("attention.sliding_window", "attention.sliding_window_pattern"):
+        values.get(key)
     return {}
+
+
+def olmo3(values: Values) -> dict[str, Any]:
+    """OLMo 3: windows in three of four layers."""
+    base = values.get("rope.freq_base", 10000.0)
+    if values.get("rope.freq_base_swa", base) != base:
+        raise values.refused("rope.freq_base_swa", f"beside {base}")
+    kinds = values.get("attention.sliding_window_pattern", 4)
+    window = {"sliding_window": values.need("attention.sliding_window")}
+    if not isinstance(kinds, list):
+        return window | {"sliding_window_pattern": kinds}
+    return window | {"layer_types": layer_types(kinds)}
+
+
+def layer_types(windowed: list[Any]) -> list[str]:
+    """The kinds of layers, of which some have a window."""
+    return ["sliding_attention" if each else "full_attention" for each in windowed]
 
 
 def granite(values: Values) -> dict[str, Any]:
@@ -185,16 +264,29 @@ def granite(values: Values) -> dict[str, Any]:
 
 QKV = ("attn_q", "attn_k", "attn_v")
 ARCHITECTURES = {
-    "llama": Row(hf="LlamaForCausalLM", more=llama, permuted=True),
+    "llama": Row(
+        hf="LlamaForCausalLM",
+        more=llama,
+        permuted=True,
+        variant=("expert_count", Row(hf="MixtralForCausalLM", more=mixtral, permuted=True)),
+    ),
+    "mistral3": Row(hf="Ministral3ForCausalLM", more=mistral3, permuted=True),
     "qwen2": Row(hf="Qwen2ForCausalLM", biases=QKV),
+    "qwen2moe": Row(hf="Qwen2MoeForCausalLM", more=qwen2_moe, biases=QKV),
     "qwen3": Row(hf="Qwen3ForCausalLM"),
     "qwen3moe": Row(hf="Qwen3MoeForCausalLM", more=qwen3_moe),
     "gemma2": Row(hf="Gemma2ForCausalLM", more=gemma2, shift=1.0),
     "gemma3": Row(hf="Gemma3ForCausalLM", more=gemma3, shift=1.0),
     "phi3": Row(hf="Phi3ForCausalLM", more=phi3),
-    "olmo2": Row(hf="Olmo2ForCausalLM", more=olmo2),
+    "olmo2": Row(
+        hf="Olmo2ForCausalLM",
+        more=olmo2,
+        variant=("attention.sliding_window", Row(hf="Olmo3ForCausalLM", more=olmo3)),
+    ),
     "granite": Row(hf="GraniteForCausalLM", more=granite, permuted=True),
     "smollm3": Row(hf="SmolLM3ForCausalLM", permuted=True),
+    "lfm2": Row(hf="Lfm2ForCausalLM", more=lfm2, hybrid=True),
+    "lfm2moe": Row(hf="Lfm2MoeForCausalLM", more=lfm2_moe, hybrid=True),
 }
 """`general.architecture` → its row."""
 
@@ -208,6 +300,8 @@ def row_of(header: Header) -> Row:
             f"{header.path.name} is of the architecture {shown(name)!r}, which is not read.",
             f"Read from GGUF are: {', '.join(ARCHITECTURES)}.",
         )
+    if row.variant is not None and header.metadata.get(f"{name}.{row.variant[0]}"):
+        return row.variant[1]
     return row
 
 
@@ -228,8 +322,7 @@ def config_of(header: Header) -> dict[str, Any]:
         "hidden_size": values.need("embedding_length"),
         "num_hidden_layers": values.need("block_count"),
         "num_attention_heads": values.need("attention.head_count"),
-        "num_key_value_heads": values.same("attention.head_count_kv")
-        or values.need("attention.head_count"),
+        "num_key_value_heads": key_heads(values, row),
         "head_dim": head_dim(values),
         "intermediate_size": values.need("feed_forward_length"),
         "max_position_embeddings": values.need("context_length"),
@@ -242,6 +335,17 @@ def config_of(header: Header) -> dict[str, Any]:
     }
     values.refuse_unread()
     return config
+
+
+def key_heads(values: Values, row: Row) -> Any:
+    """KV heads of all layers, of a hybrid of all that attend."""
+    given = values.get("attention.head_count_kv")
+    if row.hybrid and isinstance(given, list):
+        counts = set(given) - {0}
+        if len(counts) != 1:
+            raise values.refused("attention.head_count_kv", "that differs between layers")
+        return counts.pop()
+    return values.same("attention.head_count_kv") or values.need("attention.head_count")
 
 
 def head_dim(values: Values) -> int:

@@ -45,13 +45,56 @@ NORMS_AROUND = {
     "blk.{i}.post_ffw_norm": LAYER + "post_feedforward_layernorm",
 }
 GEMMA = {**NORMS_AROUND, "blk.{i}.ffn_norm": LAYER + "pre_feedforward_layernorm"}
-OTHERWISE = {
-    "gemma2": GEMMA,
-    "gemma3": GEMMA,
-    "olmo2": NORMS_AROUND,
-    "phi3": {"blk.{i}.attn_qkv": ATTENTION + "qkv_proj", "blk.{i}.ffn_up": MLP + "gate_up_proj"},
+SPARSE, FORWARD = LAYER + "block_sparse_moe.", LAYER + "feed_forward."
+SHARED_EXPERT = {
+    "blk.{i}.ffn_gate_inp_shexp": MLP + "shared_expert_gate",
+    "blk.{i}.ffn_gate_shexp": MLP + "shared_expert.gate_proj",
+    "blk.{i}.ffn_up_shexp": MLP + "shared_expert.up_proj",
+    "blk.{i}.ffn_down_shexp": MLP + "shared_expert.down_proj",
 }
-"""Architecture → what is named there otherwise than in `COMMON`, or beside it."""
+
+
+def numbered(prefix: str) -> dict[str, str]:
+    """Experts with matrices w1, w2 and w3, and their router."""
+    return {
+        "blk.{i}.ffn_gate_inp": prefix + "gate",
+        "blk.{i}.ffn_gate_exps": prefix + "experts.{e}.w1",
+        "blk.{i}.ffn_up_exps": prefix + "experts.{e}.w3",
+        "blk.{i}.ffn_down_exps": prefix + "experts.{e}.w2",
+    }
+
+
+LFM2 = {
+    **numbered(FORWARD),
+    "token_embd_norm": "model.embedding_norm",
+    "blk.{i}.attn_norm": LAYER + "operator_norm",
+    "blk.{i}.ffn_norm": LAYER + "ffn_norm",
+    "blk.{i}.attn_q_norm": ATTENTION + "q_layernorm",
+    "blk.{i}.attn_k_norm": ATTENTION + "k_layernorm",
+    "blk.{i}.attn_output": ATTENTION + "out_proj",
+    "blk.{i}.shortconv.in_proj": LAYER + "conv.in_proj",
+    "blk.{i}.shortconv.conv": LAYER + "conv.conv",
+    "blk.{i}.shortconv.out_proj": LAYER + "conv.out_proj",
+    "blk.{i}.ffn_gate": FORWARD + "w1",
+    "blk.{i}.ffn_up": FORWARD + "w3",
+    "blk.{i}.ffn_down": FORWARD + "w2",
+    "blk.{i}.exp_probs_b": FORWARD + "expert_bias",
+}
+OTHERWISE = {
+    "Gemma2ForCausalLM": GEMMA,
+    "Gemma3ForCausalLM": GEMMA,
+    "Olmo2ForCausalLM": NORMS_AROUND,
+    "Olmo3ForCausalLM": NORMS_AROUND,
+    "MixtralForCausalLM": numbered(SPARSE),
+    "Qwen2MoeForCausalLM": SHARED_EXPERT,
+    "Lfm2ForCausalLM": LFM2,
+    "Lfm2MoeForCausalLM": LFM2,
+    "Phi3ForCausalLM": {
+        "blk.{i}.attn_qkv": ATTENTION + "qkv_proj",
+        "blk.{i}.ffn_up": MLP + "gate_up_proj",
+    },
+}
+"""Architecture of Hugging Face → what its files name otherwise than `COMMON`, or beside it."""
 FUSED = {
     "blk.{i}.attn_qkv": tuple(ATTENTION + f"{part}_proj" for part in "qkv"),
     "blk.{i}.ffn_gate_up_exps": tuple(
@@ -95,7 +138,7 @@ def weights_of(header: Header, config: dict[str, Any]) -> list[Weight]:
     over. Raises CheckpointError where a tensor cannot be cut into its weights.
     """
     row = row_of(header)
-    names = COMMON | OTHERWISE.get(header.metadata["general.architecture"], {})
+    names = COMMON | OTHERWISE.get(row.hf, {})
     weights = []
     for tensor, info in header.tensors.items():
         if ROPE.fullmatch(tensor):
@@ -115,6 +158,7 @@ def cut(
 ) -> Iterator[Weight]:
     """The weights that lie in one tensor, by expert and by part."""
     base, dot, suffix = tensor.rpartition(".")
+    suffix = "weight" if base.endswith("exp_probs_b") else suffix
     block = BLOCK.match(tensor)
     pattern = BLOCK.sub("blk.{i}.", base) if block else base
     parts = (names[pattern],) if pattern in names else FUSED.get(pattern, ())
