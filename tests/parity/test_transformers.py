@@ -5,11 +5,14 @@ the likeliest after those before it, unless the two likeliest are closer than ro
 """
 
 import copy
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
+from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PixtralVisionConfig
 
 from drive import Answer, engine_for, finish, greedy
 from headway.core.request import Request, SamplingParams
@@ -487,3 +490,40 @@ def test_a_checkpoint_is_converted_to_the_type_asked_for(dtype: str, tmp_path: P
     ours, theirs = our_logits(executor, prompt), their_logits(reference, prompt)
     relative = ((ours - theirs).norm() / theirs.norm()).item()
     assert relative < {"bfloat16": 0.03, "float16": 0.004, "float32": 1e-5}[dtype]
+
+
+def test_the_text_part_of_a_model_of_images_is_served(tmp_path: Path):
+    """Mistral 3: as transformers writes it, and under the names of published folders."""
+    text = tiny_model("ministral3").config
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision = PixtralVisionConfig(**sizes, num_attention_heads=2, image_size=32, patch_size=16)
+    config = Mistral3Config(
+        text_config=text, vision_config=vision, tie_word_embeddings=False, eos_token_id=7
+    )
+    torch.manual_seed(5)
+    reference = Mistral3ForConditionalGeneration(config).eval()
+    folder = save(reference, tmp_path / "saved")
+    tensors = load_file(folder / "model.safetensors")
+    assert any("vision_tower" in name for name in tensors)
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    is_new = "lm_head.weight" in tensors
+    renamed = {published_name(name, is_new): tensor for name, tensor in tensors.items()}
+    save_file(renamed, other / "model.safetensors", metadata={"format": "pt"})
+    (prompt,) = prompts([50])
+    expected = their_logits(reference, prompt)
+    for each in (folder, other):
+        executor = engine_for(each).executor
+        assert executor.spec.architecture == "Ministral3ForCausalLM"
+        assert_close(our_logits(executor, prompt), expected, rtol=0, atol=1e-4)
+
+
+def published_name(name: str, is_new: bool) -> str:
+    """The other of the two spellings: `model.language_model.norm`, `language_model.model.norm`."""
+    if not is_new:
+        name = name.removeprefix("language_model.").replace("model.", "model.language_model.", 1)
+        return name.replace("vision_tower", "model.vision_tower", 1)
+    if name.startswith("lm_head."):
+        return "language_model." + name
+    name = name.removeprefix("model.")
+    return name.replace("language_model.", "language_model.model.", 1)

@@ -74,7 +74,7 @@ LLAMA3_WORDS = Words(patterns=(LLAMA3,), whole=True, adds_bos=True)
 WORDS = {
     **dict.fromkeys(("gpt-2", "phi-2"), Words()),
     **dict.fromkeys(("smollm", "starcoder", "refact"), Words(digits=True)),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe"), LLAMA3_WORDS),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "lfm2"), LLAMA3_WORDS),
     **dict.fromkeys(("dbrx", "smaug-bpe"), Words(patterns=(LLAMA3,))),
     "qwen2": Words(patterns=(QWEN2,), nfc=True),
     "deepseek-r1-qwen": Words(patterns=(QWEN2,)),
