@@ -24,6 +24,7 @@ from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.spec.formats import INT8, PLAIN, Format
 from headway.spec.quantization import Quantization, planned_bytes
 from parity import cobatch
+from parity.logits import our_logits
 from parity.tiny import prompts, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -281,3 +282,24 @@ def test_the_cache_can_be_off(folder, kept, rounded):
         start(folder, quantization="int8", weight_cache=0)
         assert len(rounded) > 0
     assert not kept.exists()
+
+
+@pytest.mark.parametrize(
+    "family", ["mixtral", "ministral3", "qwen2moe", "olmo3", "lfm2", "lfm2moe"]
+)
+def test_other_families_rounded_are_close(family: str, tmp_path: Path):
+    """int8 and int4 by 32, native and torch: more experts, ropes and states than those above."""
+    folder = save(tiny_model(family, initializer_range=0.05), tmp_path)
+    (prompt,) = prompts([40])
+
+    def after(**options: object) -> Tensor:
+        executor = engine_for(folder, **options).executor
+        assert isinstance(executor, TorchExecutor)
+        return our_logits(executor, prompt).log_softmax(-1)
+
+    plain = after()
+    for quantization, most in LARGEST_KL.items():
+        options = {"quantization": quantization, "quantization_group": 32}
+        ours, torchs = (after(**options, kernels=each) for each in KERNELS)
+        assert 0 < divergence(plain, torchs) < most, quantization
+        assert abs(divergence(torchs, ours)) < 1e-4, quantization

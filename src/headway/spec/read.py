@@ -23,8 +23,19 @@ from headway.spec.values import (
     token_ids,
     wrong,
 )
-from headway.spec.wrapped import text_config
 
+WRAPPERS = {
+    "Gemma3nForConditionalGeneration": {"gemma3n_text": "Gemma3nForCausalLM"},
+    "Mistral3ForConditionalGeneration": {
+        "mistral": "MistralForCausalLM",
+        "ministral3": "Ministral3ForCausalLM",
+    },
+}
+"""Architecture of the whole → `model_type` of its text model → that model's architecture."""
+OUTER_KEYS = (
+    *("quantization_config", "dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings"),
+)
+"""Keys of the whole that count where its `text_config` does not have them."""
 MOST_LAYERS = 4096
 ACTIVATIONS = {
     "silu": "silu",
@@ -140,6 +151,26 @@ def spec_from_config(config: dict[str, Any], generation: dict[str, Any]) -> Mode
         eos_token_ids=eos_ids(config, generation),
         **scales,
     )
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the text model that the named architecture wraps; others as they are."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    kinds = WRAPPERS.get(name) if isinstance(name, str) else None
+    if kinds is None or "text_config" not in config:
+        return config
+    inner = mapping(config, "text_config")
+    kind = inner.get("model_type") or next(iter(kinds))
+    if not isinstance(kind, str):
+        raise wrong("model_type", "a text", kind)
+    if kind not in kinds:
+        raise UnsupportedModelError(
+            f"A {name} with a text model of the type {kind[:40]} is not supported.",
+            f"Supported are: {', '.join(kinds)}.",
+        )
+    outer = {key: config[key] for key in OUTER_KEYS if config.get(key) is not None}
+    return outer | inner | {"architectures": [kinds[kind]]}
 
 
 def check_rotation(rope: RopeSpec, head_dim: int) -> None:

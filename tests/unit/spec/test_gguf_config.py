@@ -159,14 +159,18 @@ def test_factors_of_frequencies(tmp_path: Path):
 @pytest.mark.parametrize(
     ("architecture", "changes", "words"),
     [
-        ("mamba", {}, r"'mamba'(.|\n)*llama, qwen2"),
-        ("llama", {"expert_count": 8}, "Mixtral"),
+        ("mamba", {}, r"'mamba'(.|\n)*llama, mistral3"),
+        ("mistral3", {"attention__temperature_scale": 0.1}, "temperature_scale"),
         ("llama", {"attention__scale": 0.5}, r"llama.attention.scale = 0.5"),
         ("llama", {"attention__causal": False}, "attention.causal"),
         ("llama", {"attention__clamp_kqv": 8.0}, "clamp_kqv"),
         ("llama", {"rope__scaling__type": "ntk", "rope__scaling__factor": 2.0}, "= ntk"),
         ("llama", {"rope__scaling__attn_factor": 1.5}, "attn_factor"),
-        ("olmo2", {"attention__sliding_window": 16}, "OLMo 3"),
+        (
+            "olmo2",
+            {"attention__sliding_window": 16, "rope__freq_base_swa": 5.0},
+            "freq_base_swa",
+        ),
         ("granite", {"rope__scaling__finetuned": False}, "finetuned"),
         ("qwen2", {"something_new": 2}, "qwen2.something_new = 2"),
     ],
