@@ -184,7 +184,7 @@ def test_levels_are_packed_from_the_lowest_bits():
 
 
 UNREAD = (
-    *("gptoss", "deepseekv2", "deepseekv3", "gemma3n"),
+    *("gptoss", "deepseekv2", "deepseekv3", "gemma3n", "qwen2moe"),
     *("granitehybrid", "qwen3next", "lfm2", "lfm2moe"),
 )
 """Families that are served and not quantized: refused by name."""
@@ -215,6 +215,12 @@ def test_sink_logits_are_refused_by_name(tmp_path: Path):
         RowModel(folder)
     with pytest.raises(UnsupportedModelError, match="GptOssForCausalLM has experts"):
         TrainedModel.open(folder)
+
+
+def test_experts_that_every_token_visits_are_refused_by_name(tmp_path: Path):
+    """Their inputs are those of the others, which a fold into the norm would change alone."""
+    with pytest.raises(UnsupportedModelError, match="Qwen2MoeForCausalLM has experts that every"):
+        RowModel(save(tiny_model("qwen2moe"), tmp_path))
 
 
 def test_layers_one_by_one_are_the_model(family: Path):

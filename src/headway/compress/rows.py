@@ -232,6 +232,12 @@ def check_trainable_attention(spec: ModelSpec) -> None:
             "trained here.",
             "Give a model of another family, or serve it with --quantization.",
         )
+    if spec.experts is not None and spec.experts.shared:
+        raise UnsupportedModelError(
+            f"{spec.architecture} has experts that every token visits: it is served, and neither "
+            "quantized nor trained here.",
+            "Give a model of another family, or serve it with --quantization.",
+        )
     if spec.sink_logits:
         raise UnsupportedModelError(
             f"{spec.architecture} has sink logits and stacked experts: it is served, and neither "

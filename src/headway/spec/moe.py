@@ -108,10 +108,11 @@ def granite_hybrid(config: dict[str, Any], num_layers: int) -> Experts:
     """Experts as wide as `intermediate_size`, beside a shared MLP; or none."""
     if not has_granite_experts(config):
         return no_experts(config, num_layers)
-    shared = positive(config, "shared_intermediate_size", default=1024)
     experts = read_experts(
         *(config, 8, 2, ("intermediate_size", 11008)),
-        **{"normalize": True, "shared": 1, "shared_intermediate_size": shared},
+        normalize=True,
+        shared=1,
+        shared_intermediate_size=positive(config, "shared_intermediate_size", default=1024),
     )
     return experts, [True] * num_layers
 
