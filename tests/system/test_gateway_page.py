@@ -11,6 +11,7 @@ from page_cases import PHONE, browser, keyed, visit
 
 from gateway_world import Stub, world
 from headway.gateway.cascade.evidence import EvidenceFile, TaskEvidence
+from headway.gateway.config import BudgetRow
 from headway.gateway.drift.compare import DriftFinding
 from headway.gateway.page import FILES, PATHS
 
@@ -84,9 +85,12 @@ async def test_everything_that_stats_tells_is_drawn(tmp_path: Path, visit: OpenP
     """Requests of both arms and of a cascade, one task judged, one alarm: all of it is there."""
     bad = Stub("c", fault=lambda number: "status429")
     stubs = (Stub("a", gap=5.0), Stub("b"), bad)
-    async with world(*stubs, folder=tmp_path, **known()) as live:
+    budgets = {"*": BudgetRow(dollars=5.0)}
+    async with world(*stubs, folder=tmp_path, budgets=budgets, **known()) as live:
         one = await visit(live.url)
         await one.wait_text("#status-text", "^3 of 3 upstreams$")
+        assert (await live.chat(model="none")).status == 404
+        await one.wait_text("#refusals", "model_not_found")
         for number in range(4):
             fields = {"metadata": {"task_id": f"t{number}", "task": "sort"}}
             assert (await live.chat(**fields)).headers["x-headway-upstream"] == "a"
@@ -108,6 +112,8 @@ async def test_everything_that_stats_tells_is_drawn(tmp_path: Path, visit: OpenP
         assert sort[4:8] == ["95%", "100%", "0.5% (0.1% … 3%)", "35%"] and sort[8] == "4"
         assert (await cells(one, "cascades", "tiny: count"))[1] == "dear: it loses too many"
         assert (await cells(one, "routes", "tiny"))[3:] == ["small", "small"]
+        budget = await cells(one, "budgets", "key anonymous")
+        assert "5" in budget[4] and budget[5] == "day"
         assert (await cells(one, "upstreams", "a"))[1] == "healthy"
         assert (await cells(one, "upstreams", "a"))[4:6] == ["4", "0%"]
         recent = live.state.upstreams["c"].recent()
