@@ -85,8 +85,8 @@ def source_folder(given: str | Path, verb: str) -> Path:
     if is_gguf(folder):
         raise UsageError(
             f"{folder.name} is a GGUF file; headway {verb} reads the safetensors of a folder.",
-            "Give the folder of the model in 16 bits. serve, run, chat, batch, eval and doctor "
-            "take the file as it is.",
+            "Give the folder of the model in 16 bits. serve, run, chat, batch, bench, eval and "
+            "doctor take the file as it is.",
         )
     return folder
 

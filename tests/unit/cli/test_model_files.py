@@ -14,6 +14,7 @@ TAKES = {
     "simulate": ["--dry-run"],
     "run": ["a prompt", "--dry-run"],
     "chat": ["--dry-run"],
+    "bench": ["--num-requests=2", "--dry-run"],
 }
 REFUSES = {
     "quantize": ["OUT", "--dry-run"],
@@ -59,4 +60,4 @@ def test_a_gguf_file_is_refused_by_name(verb: str, file: Path, capsys: pytest.Ca
     assert call(verb, REFUSES[verb], file) == 2
     said = capsys.readouterr().err
     assert f"small.gguf is a GGUF file; headway {verb} reads the safetensors" in said
-    assert "serve, run, chat, batch, eval and doctor take the file" in said
+    assert "serve, run, chat, batch, bench, eval and doctor take the file" in said
