@@ -6,11 +6,15 @@ folder, environment, signals and exit status. `Forked` has what the tests and
 `runtime.parallel.leader` use of `subprocess.Popen`. Tests of starting itself start real
 interpreters.
 
+A server's engine has to be the server's child, which no fork of our parent can become. So a server
+that is a fork begins with a parent of its own, a fork of itself, and starts engines there.
+
 A command that needs other modules, or variables that Python itself reads, has to be a real one: the
 parent was started with those of the tests.
 """
 
 import array
+import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -23,6 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,8 +39,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "headway.cli.main": (
         *("headway.assemble", "headway.frontend.local", "headway.runtime.executor"),
         *("headway.llm", "headway.cli.serve", "headway.cli.generate", "headway.server.app"),
+        *("headway.server.run", "headway.frontend.pools", "headway.cli.hub"),
         *("headway.cli.bench", "headway.cli.doctor", "headway.cli.engines"),
+        *("headway.cli.gateway", "headway.gateway.run", "headway.gateway.state"),
+        "uvicorn.lifespan.off",
     ),
+    "headway.assemble": ("headway.runtime.null", "headway.runtime.cuda.executor"),
     "headway.runtime.parallel.follow": ("headway.runtime.parallel.distributed",),
 }
 """Module whose `main` a fork runs → what is imported beforehand beside it."""
@@ -49,7 +58,11 @@ HAS_FORKS = sys.platform == "linux"
 """Elsewhere nobody but the first process adopts orphans, and real interpreters are started."""
 ADOPTED_S = 120.0
 """How long a fork may take to become our child; the first waits for the imports."""
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
+PARENT_NAME = "headway-forks"
+"""Name of a server's own parent of forks in /proc/PID/stat: it is none of the server's children."""
+ARGUMENT_ROOM = 2000
+"""Bytes of the parent's command line, which a fork overwrites with its own."""
 
 
 class Forked:
@@ -68,6 +81,7 @@ class Forked:
         pass_fds: Sequence[int] = (),
         cwd: str | None = None,
         env: dict[str, str] | None = None,
+        starts_engines: bool = False,
     ) -> None:
         python, flag, module, *arguments = args
         assert (python, flag) == (sys.executable, "-m") and module in COMMANDS, args
@@ -80,6 +94,7 @@ class Forked:
             "environment": dict(os.environ if env is None else env),
             "targets": [0, 1, 2, *pass_fds],
             "parent": os.getpid(),
+            "starts_engines": starts_engines,
         }
         with open(os.devnull, "rb") as null:
             given = (null if stdin is None else stdin, stdout or 1, stderr or 2)
@@ -165,17 +180,10 @@ def read_all(fd: int, found: dict[int, bytes]) -> None:
 class Parent:
     """The process that forks, and our end of its socket; it ends when that is closed."""
 
-    def __init__(self) -> None:
-        self._orders, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ORDER)
+    def __init__(self, orders: socket.socket, wait: Callable[[], object]) -> None:
+        """`wait` waits for its end."""
+        self._orders, self._wait = orders, wait
         self._lock = threading.Lock()
-        with its:
-            self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), str(its.fileno())],
-                pass_fds=[its.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
         atexit.register(self.close)
 
     def fork(self, order: dict[str, Any], descriptors: list[int]) -> int:
@@ -200,7 +208,28 @@ class Parent:
     def close(self) -> None:
         """Let it end."""
         self._orders.close()
-        self._process.wait()
+        self._wait()
+
+
+def order_sockets() -> tuple[socket.socket, socket.socket]:
+    """The ends of a connection for orders: ours and the parent's."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ORDER)
+    return ours, its
+
+
+def start_parent() -> Parent:
+    """A new interpreter that imports what a row above names."""
+    ours, its = order_sockets()
+    with its:
+        program = [sys.executable, str(Path(__file__).resolve()), str(its.fileno())]
+        process = subprocess.Popen(
+            [*program, "-" * ARGUMENT_ROOM],
+            pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+    return Parent(ours, process.wait)
 
 
 def adopt_orphans(is_on: bool) -> None:
@@ -216,16 +245,20 @@ def parent() -> Parent:
     """The one of this process, started when it is needed."""
     with _starting:
         if os.getpid() not in _parents:
-            _parents[os.getpid()] = Parent()
+            _parents[os.getpid()] = start_parent()
         return _parents[os.getpid()]
 
 
-def serve(orders: socket.socket) -> Callable[[], int] | None:
-    """Fork for each order; None at the end of orders, in a fork what it is to run."""
+def import_commands() -> None:
+    """Import what the commands need."""
     for module, others in COMMANDS.items():
         for name in (module, *others):
             import_module(name)
     gc.freeze()  # a fork that ends collects its own garbage alone
+
+
+def serve(orders: socket.socket) -> Callable[[], int] | None:
+    """Fork for each order; None at the end of orders, in a fork what it is to run."""
     signal.signal(signal.SIGCHLD, reap)
     while True:
         data, descriptors, _, _ = socket.recv_fds(orders, ORDER, 64)
@@ -263,11 +296,80 @@ def leave(order: dict[str, Any], descriptors: list[int]) -> Callable[[], int]:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    tempfile.tempdir = None  # TMPDIR is its own
     sys.argv = [order["module"], *order["arguments"]]
+    show_arguments([sys.executable, "-m", *sys.argv])
+    set_name(Path(sys.executable).name)
+    if order["starts_engines"]:
+        ours, its = order_sockets()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            set_name(PARENT_NAME)
+            return serve(its)
+        its.close()
+        _parents[os.getpid()] = Parent(ours, lambda: os.waitpid(pid, 0))
+        asyncio.create_subprocess_exec = start_in_loop
     command: Callable[[], int] = import_module(order["module"]).main
     return command
 
 
+def set_name(name: str) -> None:
+    """Give this process a name for /proc/PID/stat."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def show_arguments(arguments: list[str]) -> None:
+    """Write them where others read the command line of this process."""
+    begin, end = map(int, Path("/proc/self/stat").read_text().split()[47:49])
+    line = "".join(f"{argument}\0" for argument in arguments).encode()
+    ctypes.memmove(begin, line[: end - begin].ljust(end - begin, b"\0"), end - begin)
+
+
+# ── in a server ─────────────────────────────────────────────────────────────────────────────
+
+_start = asyncio.create_subprocess_exec
+
+
+class ForkedInLoop:
+    """What an engine's client uses of `asyncio.subprocess.Process`."""
+
+    def __init__(self, process: Forked) -> None:
+        self._process, self.pid = process, process.pid
+        self.send_signal = process.send_signal
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        while (status := self.returncode) is None:
+            await asyncio.sleep(0.01)
+        return status
+
+
+async def start_in_loop(*command: str, **options: Any) -> Any:
+    """`asyncio.create_subprocess_exec`, with forks of those that can be some."""
+    if not can_be_forked(command, options["env"]):
+        return await _start(*command, **options)
+    return ForkedInLoop(Forked(command, env=options["env"], pass_fds=options["pass_fds"]))
+
+
+def end() -> None:
+    """End as an interpreter does, but for its modules: taking them apart would copy them first."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
+    status = 1
+    atexit.register(end)  # the first, so that it is called last
+    import_commands()
     run = serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.exit(0 if run is None else run())
+    try:
+        status = 0 if run is None else run()
+    except SystemExit as raised:
+        status = raised.code if isinstance(raised.code, int) else int(raised.code is not None)
+        raise

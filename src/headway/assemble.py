@@ -6,6 +6,7 @@ imported only here, inside functions. The server's client starts `python -m head
 
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -413,8 +414,16 @@ def look_up_weights(folder: Path, settings: Settings, *, alone: bool = True) -> 
     return Lookup(WeightCache(cache, settings.weight_cache_bytes), key, room_bytes)
 
 
-def main(arguments: list[str]) -> int:
-    """Run an engine process; arguments are the socket folder, the model folder, then options.
+def main() -> int:
+    """Run an engine process and return the exit status."""
+    try:
+        return run_engine(sys.argv[1:])
+    except HeadwayError as error:
+        return error.exit_code
+
+
+def run_engine(arguments: list[str]) -> int:
+    """Run an engine; arguments are the socket folder, the model folder, then options.
 
     PEERS before the options joins it to the other engines of its server.
     """
@@ -435,9 +444,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    import sys
-
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except HeadwayError as error:
-        sys.exit(error.exit_code)
+    sys.exit(main())

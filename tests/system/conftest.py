@@ -33,13 +33,13 @@ def stories() -> Path:
 
 @pytest.fixture(scope="session")
 def server(tiny_model: Path) -> Iterator[LiveServer]:
-    """The server that most tests share; it has two names and no key.
+    """The server that most tests share; it has two names and no key, and is a real interpreter.
 
     However slow the machine is, nobody who may wait is refused, and no prompt is long.
     """
     patient = ("--max-queue-wait=10m", "--long-prefill=10m")
     names = "--served-model-name=tiny,nickname"
-    live = LiveServer(tiny_model, names, "--kv-memory=64MiB", *patient)
+    live = LiveServer(tiny_model, names, "--kv-memory=64MiB", *patient, real=True)
     try:
         yield live.wait_ready()
         assert live.process.poll() is None, live.stderr

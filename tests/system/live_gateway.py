@@ -5,13 +5,12 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from live_server import Asked, clean_environment, wait_until
+from live_server import Asked, clean_environment, start_process, wait_until
 
 GREETING = re.compile(r"gateway is ready: (http://[^/\s]+)/v1")
 
@@ -29,21 +28,16 @@ class LiveGateway(Asked):
         self.headers = {}
         self.temp = Path(tempfile.mkdtemp(prefix="hw-"))
         (self.temp / "gateway.yaml").write_text(file)
-        with (self.temp / "out").open("wb") as out, (self.temp / "err").open("wb") as err:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "headway.cli.main", "gateway", "--port=0"),
-                    *(f"--upstream={url}/v1" for url in urls),
-                    *([str(self.temp / "gateway.yaml")] if file else []),
-                    *flags,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=clean_environment()
-                | {"HEADWAY_DATA_DIR": str(self.temp / "data")}
-                | (env or {}),
-            )
+        self.process = start_process(
+            [
+                *(sys.executable, "-m", "headway.cli.main", "gateway", "--port=0"),
+                *(f"--upstream={url}/v1" for url in urls),
+                *([str(self.temp / "gateway.yaml")] if file else []),
+                *flags,
+            ],
+            self.temp,
+            clean_environment() | {"HEADWAY_DATA_DIR": str(self.temp / "data")} | (env or {}),
+        )
         self.url = wait_until(self._greeted)[1]
 
     def _greeted(self) -> re.Match[str] | None:

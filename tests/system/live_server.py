@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from forked import can_be_forked, run_forked
+from forked import PARENT_NAME, Forked, can_be_forked, run_forked
 
 PATIENCE_S = 150.0
 NO_TORCH = "--executor=null"
@@ -61,6 +61,18 @@ def headway(
     return subprocess.CompletedProcess(command, status, out.decode(), err.decode())
 
 
+def start_process(
+    command: list[str], folder: Path, environment: dict[str, str], *, real: bool = False
+) -> "Forked | subprocess.Popen[bytes]":
+    """Start one that writes to `out` and `err` in this folder: a fork where it can be."""
+    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        if real or not can_be_forked(command, environment):
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
+            )
+        return Forked(command, stdout=out, stderr=err, env=environment, starts_engines=True)
+
+
 def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     """The first true value of `condition`; fails when there is none in time."""
     deadline = time.monotonic() + timeout_s
@@ -90,8 +102,9 @@ def children(pid: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == pid and state not in "ZX":
+            name, _, rest = stat.read_text().rpartition(")")
+            state, parent = rest.split()[:2]
+            if int(parent) == pid and state not in "ZX" and not name.endswith(PARENT_NAME):
                 found.append(int(stat.parent.name))
     return found
 
@@ -128,7 +141,7 @@ class Hold:
 class Asked:
     """What answers at `url`, a server or a gateway: how a test asks it and its process."""
 
-    process: "subprocess.Popen[bytes]"
+    process: "Forked | subprocess.Popen[bytes]"
     temp: Path
     url: str
     headers: dict[str, str]
@@ -199,10 +212,12 @@ class LiveServer(Asked):
         env: dict[str, str] | None = None,
         before: tuple[str, ...] = (),
         python: str = sys.executable,
+        real: bool = False,
     ) -> None:
         """`before` are words in front of the command, such as a shell that ends in `exec`.
 
-        `python` is the interpreter whose Headway is served.
+        `python` is the interpreter whose Headway is served. Without these it is a fork, as its
+        engines are, unless it is to be a `real` interpreter of its own.
         """
         self.temp = Path(tempfile.mkdtemp(prefix="hw-"))
         self.sockets = self.temp / "t"
@@ -210,16 +225,13 @@ class LiveServer(Asked):
         self.url = ""
         self.headers: dict[str, str] = {}
         words = [] if folder is None else [str(folder)]
-        with (self.temp / "out").open("wb") as out, (self.temp / "err").open("wb") as err:
-            self.process = subprocess.Popen(
-                [*before, python, "-m", "headway.cli.main", "serve", *words, "--port=0", *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=clean_environment()
-                | {"TMPDIR": str(self.sockets), "HEADWAY_DATA_DIR": str(self.temp / "data")}
-                | (env or {}),
-            )
+        own = {"TMPDIR": str(self.sockets), "HEADWAY_DATA_DIR": str(self.temp / "data")}
+        self.process = start_process(
+            [*before, python, "-m", "headway.cli.main", "serve", *words, "--port=0", *flags],
+            self.temp,
+            clean_environment() | own | (env or {}),
+            real=real,
+        )
 
     def wait_ready(self) -> "LiveServer":
         """Wait for the greeting; fails with the server's words when it ends instead."""

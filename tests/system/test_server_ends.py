@@ -101,7 +101,7 @@ async def test_a_second_signal_ends_at_once(start_server: StartServer) -> None:
 def test_idle_and_loading_servers_end_cleanly(
     start_server: StartServer, number: signal.Signals
 ) -> None:
-    idle, loading = start_server(NO_TORCH), start_server()
+    idle, loading = start_server(NO_TORCH), start_server(real=True)
     idle.wait_ready()
     for live in (idle, loading):
         (engine,) = wait_until(lambda live=live: engines(live.pid))
@@ -114,7 +114,7 @@ def test_idle_and_loading_servers_end_cleanly(
 def test_a_server_asked_to_end_as_it_starts_its_engine_ends_cleanly(
     start_server: StartServer,
 ) -> None:
-    live = start_server()
+    live = start_server(real=True)
     (engine,) = wait_until(lambda: engines(live.pid))
     live.signal(signal.SIGTERM)
     assert live.wait_end() == 0, live.stderr
@@ -135,7 +135,7 @@ async def test_the_engine_goes_when_its_server_is_killed(start_server: StartServ
 def test_the_engine_goes_when_its_server_is_killed_while_loading(
     start_server: StartServer,
 ) -> None:
-    live = start_server()
+    live = start_server(real=True)
     (engine,) = wait_until(lambda: engines(live.pid))
     live.signal(signal.SIGKILL)
     wait_until(lambda: not alive(engine))
