@@ -99,7 +99,7 @@ sanitize: .venv/.installed-dev
 
 # Pictures of the pages and the reports in docs/images; wants chromium.
 screenshots: .venv/.installed-dev
-	HEADWAY_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/system -k "screenshots or its_answer"
+	HEADWAY_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/system -k "screenshots or its_answer or stats_tells"
 
 # docs/surface.md, from the table that the tests drive the official clients with.
 surface: .venv/.installed-dev

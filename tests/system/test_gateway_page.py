@@ -1,5 +1,6 @@
 """The gateway's page in a real browser: pools, routes with evidence, rollouts, drift, spend."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,8 @@ async def test_everything_that_stats_tells_is_drawn(tmp_path: Path, visit: OpenP
         assert total.startswith("$0.0000"), total
         assert (await cells(one, "spend", "task sort"))[3:5] == ["1", "0"]
         assert not await one.is_wider_than_the_screen()
+        if folder := os.environ.get("HEADWAY_SCREENSHOTS"):  # make screenshots
+            await one.page.screenshot(path=Path(folder) / "page-gateway.png")
 
 
 async def test_void_evidence_and_a_lost_upstream_are_said(visit: OpenPage) -> None:
