@@ -119,13 +119,75 @@ def resolve(
     draft_head: DraftHead | None = None,
     activations: int | None = None,
 ) -> tuple[Settings, list[Reason]]:
-    """The settings and the reason of each; raises CapacityError or UsageError.
+    """Return the settings and the reason of each; raises CapacityError or UsageError.
 
     `draft` is that of a draft model; `draft_head` is the drafter in the model's own folder.
     `activations` are the bytes of a GPU that steps take, as counted with these settings.
     """
     reasons = Reasons()
     refuse_unread(options, model)
+    step = choose_step(options, machine, model, reasons)
+    options = replace(options, block_size=step.block_size)
+    unit = step.quantization.unit
+    parallel, threads = choose_parallel(
+        options, machine, model, step.device, unit, step.threads, reasons
+    )
+    check_context_shards(parallel, step.backend, step.kv_dtype, step.block_size)
+    model = held_by_all(model, parallel, unit)
+    if options.kv_keep:
+        draft_head = None  # it is never asked for draft tokens
+    weights = plan_all_weights(options, machine, model, draft, draft_head, step, reasons)
+    step_bytes = reasons.choose("step_bytes", plan_activations(step.device, activations), shown=gib)
+    cache, max_model_len = plan_cache(
+        options, machine, model, step, parallel, weights, step_bytes, reasons
+    )
+    settings = Settings(
+        device=step.device,
+        dtype=step.dtype,
+        load_format=options.load_format,
+        attention_backend=step.backend,
+        max_model_len=max_model_len,
+        max_num_seqs=step.max_num_seqs,
+        max_num_batched_tokens=step.max_num_batched_tokens,
+        cache=cache,
+        threads=threads,
+        seed=options.seed,
+        kernels=step.kernels,
+        quantization=step.quantization,
+        pack_weights=weights.are_packed,
+        graphs=step.graphs,
+        step_bytes=step_bytes,
+        weight_cache_bytes=weights.cache_bytes,
+        scheduler=replace(SchedulerConfig.of(options), overlap=step.overlap),
+        speculation=choose_speculation(options, model, weights.drafter, draft_head, reasons),
+        parallel=parallel,
+        rope=model.length_rope,
+    )
+    return settings, reasons
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepChoice:
+    """How a step is computed: where, in which types, by which kernels, and its maximum size."""
+
+    device: str
+    dtype: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    overlap: int
+    threads: int
+    kernels: str
+    backend: str
+    kv_dtype: str
+    block_size: int
+    quantization: Quantization
+    graphs: bool
+
+
+def choose_step(
+    options: EngineOptions, machine: Machine, model: ModelSpec, reasons: Reasons
+) -> StepChoice:
+    """Return how a step is computed; raises UsageError for options that exclude each other."""
     device = reasons.choose("device", choose_device(options, machine))
     dtype = reasons.choose("dtype", choose_dtype(options, model))
     max_num_seqs, batched = choose_step_size(options, device, reasons)
@@ -138,15 +200,7 @@ def resolve(
         "attention_backend",
         choose_attention(options, kernels, device, model, dtype, machine.accelerator),
     )
-    kv_dtype = reasons.choose("kv_dtype", choose_kv_dtype(options, backend, dtype, model))
-    check_less(options, backend, kv_dtype)
-    block_size = reasons.choose("block_size", choose_block_size(options, kv_dtype))
-    options = replace(options, block_size=block_size)
-    if kv_format(kv_dtype).block_size and device != "cpu":
-        raise UsageError(
-            f"--kv-cache-dtype {kv_dtype} is not there on {device} yet.",
-            "Use --device cpu, or --kv-cache-dtype auto.",
-        )
+    kv_dtype, block_size = choose_kv(options, model, device, dtype, backend, reasons)
     quantization = reasons.choose(
         "quantization", choose_quantization(options, device, kernels, model)
     )
@@ -154,93 +208,138 @@ def resolve(
     graphs = reasons.choose(
         "graphs", choose_graphs(options, device, backend, model, at_once), shown=yes_no
     )
-    unit = quantization.unit
-    parallel, threads = choose_parallel(options, machine, model, device, unit, threads, reasons)
-    check_context_shards(parallel, backend, kv_dtype, block_size)
-    model = held_by_all(model, parallel, unit)
-    pack_weights, weights = plan_weights(
+    return StepChoice(
+        device=device,
+        dtype=dtype,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=batched,
+        overlap=overlap,
+        threads=threads,
+        kernels=kernels,
+        backend=backend,
+        kv_dtype=kv_dtype,
+        block_size=block_size,
+        quantization=quantization,
+        graphs=graphs,
+    )
+
+
+def choose_kv(
+    options: EngineOptions,
+    model: ModelSpec,
+    device: str,
+    dtype: str,
+    backend: str,
+    reasons: Reasons,
+) -> tuple[str, int]:
+    """Return the type of keys and values, and the tokens of a block."""
+    kv_dtype = reasons.choose("kv_dtype", choose_kv_dtype(options, backend, dtype, model))
+    check_less(options, backend, kv_dtype)
+    block_size = reasons.choose("block_size", choose_block_size(options, kv_dtype))
+    if kv_format(kv_dtype).block_size and device != "cpu":
+        raise UsageError(
+            f"--kv-cache-dtype {kv_dtype} is not there on {device} yet.",
+            "Use --device cpu, or --kv-cache-dtype auto.",
+        )
+    return kv_dtype, block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsPlan:
+    """Bytes of the weights of a model and its drafter, and how they are held.
+
+    `num_bytes` is without the drafter's; `cache_bytes` of disk keep them for the next start.
+    """
+
+    num_bytes: int
+    are_packed: bool
+    cache_bytes: int
+    drafter: DrafterPlan
+
+
+def plan_all_weights(
+    options: EngineOptions,
+    machine: Machine,
+    model: ModelSpec,
+    draft: ModelSpec | None,
+    draft_head: DraftHead | None,
+    step: StepChoice,
+    reasons: Reasons,
+) -> WeightsPlan:
+    """Return the plan of the weights of the model and its drafter."""
+    device, dtype, kernels, quantization = step.device, step.dtype, step.kernels, step.quantization
+    are_packed, num_bytes = plan_weights(
         machine, model, device, dtype, kernels, quantization, reasons
     )
-    weight_cache = reasons.choose(
-        "weight_cache_bytes", choose_cache(options, kernels, quantization, weights), shown=gib
+    cache_bytes = reasons.choose(
+        "weight_cache_bytes", choose_cache(options, kernels, quantization, num_bytes), shown=gib
     )
-    if options.kv_keep:
-        draft_head = None  # nobody asks it to guess
     drafter = plan_drafter(
         options, machine, model, draft, draft_head, device, dtype, kernels, quantization, reasons
     )
-    groups = shard_kv_groups(drafter.groups, parallel.context)
-    weights = weights * parallel.context + drafter.num_bytes
-    step_bytes = reasons.choose("step_bytes", plan_activations(device, activations), shown=gib)
+    return WeightsPlan(
+        num_bytes=num_bytes, are_packed=are_packed, cache_bytes=cache_bytes, drafter=drafter
+    )
+
+
+def plan_cache(
+    options: EngineOptions,
+    machine: Machine,
+    model: ModelSpec,
+    step: StepChoice,
+    parallel: Parallel,
+    weights: WeightsPlan,
+    step_bytes: int,
+    reasons: Reasons,
+) -> tuple[CacheConfig, int]:
+    """Return the KV cache in the memory that weights and steps leave, and the longest context."""
+    kv_dtype, block_size = step.kv_dtype, step.block_size
+    weight_bytes = weights.num_bytes * parallel.context + weights.drafter.num_bytes
     budget = reasons.choose(
-        "kv_memory", kv_budget(options, machine, weights, device, step_bytes), shown=gib
+        "kv_memory", kv_budget(options, machine, weight_bytes, step.device, step_bytes), shown=gib
     )
-    groups = with_open_blocks(groups, model, dtype, kv_dtype)
+    groups = shard_kv_groups(weights.drafter.groups, parallel.context)
+    groups = with_open_blocks(groups, model, step.dtype, kv_dtype)
     num_blocks, max_model_len = plan_blocks(
-        options, model, groups, kv_dtype, budget, max_num_seqs, batched, reasons
-    )
-    host_blocks, block_bytes = plan_host_blocks(
         options,
-        machine,
+        model,
         groups,
         kv_dtype,
-        num_blocks,
-        0 if device == "cuda" else weights + budget,
+        budget,
+        step.max_num_seqs,
+        step.max_num_batched_tokens,
         reasons,
+    )
+    in_use = 0 if step.device == "cuda" else weight_bytes + budget
+    host_blocks, block_bytes = plan_host_blocks(
+        options, machine, groups, kv_dtype, num_blocks, in_use, reasons
     )
     choose_prefix_cache(options, model, max_model_len, reasons)
     disk_folder, disk_bytes, disk_write_bytes_s = plan_disk(options, reasons)
-    if not block_bytes:
-        assert options.block_size is not None, "it is chosen by now"
-        block_bytes = bytes_of_blocks(groups, kv_dtype, options.block_size)
-    settings = Settings(
-        device=device,
-        dtype=dtype,
-        load_format=options.load_format,
-        attention_backend=backend,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=batched,
-        cache=CacheConfig(
-            num_blocks=num_blocks,
-            windows=tuple(
-                group.window for group in shard_kv_groups(model.kv_groups, parallel.context)
-            ),
-            sinks=tuple(
-                group.sinks for group in shard_kv_groups(model.kv_groups, parallel.context)
-            ),
-            ranks=parallel.context,
-            bounded=tuple(bool(layer.bounds) for layer in model.layers) if options.kv_read else (),
-            read=read_share(options.kv_read),
-            chooses=tuple(layer.chooses for layer in model.layers) if options.kv_keep else (),
-            choosing=tuple(i for i, group in enumerate(model.kv_groups) if group.chooses),
-            keep=keep_share(options.kv_keep),
-            state_every=checkpoint_blocks(model, kv_dtype, block_size),
-            block_size=block_size,
-            open_blocks=bool(kv_format(kv_dtype).block_size),
-            dtype=kv_dtype,
-            prefix_cache=options.prefix_cache_policy if options.prefix_cache else "",
-            attention_cost=attention_cost(model),
-            host_blocks=host_blocks,
-            block_bytes=block_bytes,
-            disk_folder=disk_folder,
-            disk_bytes=disk_bytes,
-            disk_write_bytes_s=disk_write_bytes_s,
-        ),
-        threads=threads,
-        seed=options.seed,
-        kernels=kernels,
-        quantization=quantization,
-        pack_weights=pack_weights,
-        graphs=graphs,
-        step_bytes=step_bytes,
-        weight_cache_bytes=weight_cache,
-        scheduler=replace(SchedulerConfig.of(options), overlap=overlap),
-        speculation=choose_speculation(options, model, drafter, draft_head, reasons),
-        parallel=parallel,
-        rope=model.length_rope,
+    held = shard_kv_groups(model.kv_groups, parallel.context)
+    cache = CacheConfig(
+        num_blocks=num_blocks,
+        windows=tuple(group.window for group in held),
+        sinks=tuple(group.sinks for group in held),
+        ranks=parallel.context,
+        bounded=tuple(bool(layer.bounds) for layer in model.layers) if options.kv_read else (),
+        read=read_share(options.kv_read),
+        chooses=tuple(layer.chooses for layer in model.layers) if options.kv_keep else (),
+        choosing=tuple(i for i, group in enumerate(model.kv_groups) if group.chooses),
+        keep=keep_share(options.kv_keep),
+        state_every=checkpoint_blocks(model, kv_dtype, block_size),
+        block_size=block_size,
+        open_blocks=bool(kv_format(kv_dtype).block_size),
+        dtype=kv_dtype,
+        prefix_cache=options.prefix_cache_policy if options.prefix_cache else "",
+        attention_cost=attention_cost(model),
+        host_blocks=host_blocks,
+        block_bytes=block_bytes or bytes_of_blocks(groups, kv_dtype, block_size),
+        disk_folder=disk_folder,
+        disk_bytes=disk_bytes,
+        disk_write_bytes_s=disk_write_bytes_s,
     )
-    return settings, reasons
+    return cache, max_model_len
 
 
 def choose_speculation(
