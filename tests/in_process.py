@@ -15,11 +15,12 @@ import uvicorn
 from fakes import FakeExecutor, make_settings
 from headway.batches import open_runner
 from headway.batches.runner import Runner
+from headway.cli.build_server import make_classes, make_rules
 from headway.cli.common import model_folder
-from headway.cli.serve import make_classes, make_rules
 from headway.config.options import EngineOptions, ServerOptions
 from headway.edge.keys import Keyring
 from headway.edge.serving import bind
+from headway.engine.build import build_engine
 from headway.engine.engine import Engine
 from headway.frontend.local import LocalClient
 from headway.frontend.text import Tokenizer
@@ -41,7 +42,7 @@ def fake_engine(vocab_size: int, *, max_num_seqs: int = 16) -> Engine:
         num_blocks=(NUM_BLOCKS,),
     )
     executor = FakeExecutor(BLOCK, (NUM_BLOCKS,), vocab_size)
-    return Engine(executor, settings, vocab_size=vocab_size, eos_token_ids=())
+    return build_engine(executor, settings, vocab_size=vocab_size, eos_token_ids=())
 
 
 def fake_state(engine: Engine | None = None, **options: Any) -> ServerState:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from headway.assemble import plan_settings
-from headway.cli.serve import fallback_engine_options
+from headway.cli.build_server import fallback_engine_options
 from headway.config.options import Bytes, EngineOptions
+from headway.planning import plan_settings
 from headway.spec.embedded import model_folder
 
 TINY, DRAFT = model_folder("headway-tiny"), model_folder("headway-draft")

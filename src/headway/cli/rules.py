@@ -19,7 +19,7 @@ def rules(call: "VerbCall") -> int:
         raise UsageError(
             "--rules takes options alone.", "headway doctor --rules --classes classes.yaml"
         )
-    from headway.cli.serve import make_classes
+    from headway.cli.build_server import make_classes
 
     options: ServerOptions = call.options[ServerOptions]
     classes, prefix = make_classes(options).values(), options.metrics_prefix

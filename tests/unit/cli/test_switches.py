@@ -94,6 +94,6 @@ def test_unreadable_weights_are_an_error_before_an_engine_starts(
     (folder / "model.safetensors").unlink()
     if name:
         (folder / name).write_bytes(b"\x80\x04.")
-    monkeypatch.setattr("headway.cli.serve.make_model", None)
+    monkeypatch.setattr("headway.cli.build_server.make_model", None)
     assert main(["serve", str(folder), "--port=0"]) == 3
     assert told in capsys.readouterr().err
