@@ -1,6 +1,7 @@
 """Progress bars on stderr: bytes of a loading model, finished items, training steps.
 
-Each yields a function to call. If stderr is no terminal, only a line at the start is printed.
+Each yields a function to call, and forecasts the remaining time. If stderr is no terminal, loading
+prints a line at its start, and the others a line now and then.
 """
 
 import sys
@@ -8,13 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+LINE_INTERVAL_S = 30.0
+"""Seconds between the lines about finished items where stderr is no terminal."""
+
 
 @contextmanager
 def bytes_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a bar with the remaining time; call with (bytes done, bytes in all)."""
     if not sys.stderr.isatty():
-        with suppress(OSError):  # a full disk behind stderr
-            print(f"{label} …", file=sys.stderr, flush=True)
+        print_line(f"{label} …")
         yield lambda done, total: None
         return
     from rich.console import Console  # late: start-up prints within 300 ms
@@ -34,9 +37,15 @@ def bytes_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def items_bar(label: str, total: int, show: bool = True) -> Iterator[Callable[[], None]]:
-    """Yield a bar of finished items; call once per item. Silent if stderr is no terminal."""
-    if not show or not sys.stderr.isatty():
+    """Yield a bar of finished items; call once per item.
+
+    If stderr is no terminal, a line with the remaining time is printed every `LINE_INTERVAL_S`.
+    """
+    if not show:
         yield lambda: None
+        return
+    if not sys.stderr.isatty():
+        yield item_lines(label, total)
         return
     from rich.console import Console
     from rich.progress import Progress
@@ -44,6 +53,36 @@ def items_bar(label: str, total: int, show: bool = True) -> Iterator[Callable[[]
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=total)
         yield lambda: bar.advance(task)
+
+
+def item_lines(
+    label: str, total: int, now_s: Callable[[], float] = time.perf_counter
+) -> Callable[[], None]:
+    """Return a function that counts an item and prints a line if the last one is old."""
+    began_s = last_s = now_s()
+    done = 0
+
+    def advance() -> None:
+        nonlocal done, last_s
+        done += 1
+        now = now_s()
+        if now - last_s >= LINE_INTERVAL_S and done < total:
+            last_s = now
+            remaining_s = (now - began_s) / done * (total - done)
+            print_line(f"{label}: {done}/{total}, {format_remaining(remaining_s)}")
+
+    return advance
+
+
+def format_remaining(seconds: float) -> str:
+    """Format a forecast: 50 → "50 s left", 150 → "3 min left"."""
+    return f"{seconds:.0f} s left" if seconds < 90 else f"{seconds / 60:.0f} min left"
+
+
+def print_line(text: str) -> None:
+    """Print on stderr, even where the disk behind it is full."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -71,8 +110,6 @@ def steps_bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int, 
         if now // every > num_lines or now == total:
             num_lines = now // every
             remaining_s = (time.perf_counter() - began) / max(1, now - done) * (total - now)
-            text = f"{label} {now}/{total}: {status}, {remaining_s / 60:.0f} min left"
-            with suppress(OSError):
-                print(text, file=sys.stderr, flush=True)
+            print_line(f"{label} {now}/{total}: {status}, {format_remaining(remaining_s)}")
 
     yield line

@@ -19,7 +19,7 @@ from headway.config.options import (
 from headway.config.options.against import reference_engine
 from headway.config.options.read import read_options
 from headway.core.errors import UsageError
-from headway.core.progress import steps_bar
+from headway.core.progress import item_lines, steps_bar
 
 
 def called(**gate: object) -> VerbCall:
@@ -31,6 +31,18 @@ def called(**gate: object) -> VerbCall:
     )
 
 
+def test_items_without_a_terminal_are_lines_with_a_forecast(capsys: pytest.CaptureFixture[str]):
+    times = iter([0.0, *(12.0 * item for item in range(1, 11))])
+    advance = item_lines("Quantizing", 10, now_s=lambda: next(times))
+    for _ in range(10):
+        advance()
+    assert capsys.readouterr().err.splitlines() == [
+        "Quantizing: 3/10, 84 s left",
+        "Quantizing: 6/10, 48 s left",
+        "Quantizing: 9/10, 12 s left",
+    ]
+
+
 def test_progress_without_a_terminal_is_a_line_a_tenth(capsys: pytest.CaptureFixture[str]):
     """Each with the time left; a run that goes on at 40 of 100 does not tell the first ones."""
     with steps_bar("step", 100, done=40) as advance:
@@ -40,7 +52,7 @@ def test_progress_without_a_terminal_is_a_line_a_tenth(capsys: pytest.CaptureFix
     assert [line.split(":")[0] for line in lines] == [
         f"step {step}/100" for step in (50, 60, 70, 80, 90, 100)
     ]
-    assert all("min left" in line and "loss" in line for line in lines)
+    assert all(line.endswith(" left") and "loss" in line for line in lines)
 
 
 def test_losses_are_named_by_file_and_drawn_by_step(tmp_path: Path):
