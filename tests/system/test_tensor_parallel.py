@@ -34,7 +34,7 @@ def live(
     """A tiny model of 8 query and 4 KV heads, 2 layers."""
     folder = save(tiny_model("llama"), tmp_path_factory.mktemp("models") / "cut")
     flags = ("--skip-tokenizer-init", *request.param)
-    server = LiveServer(folder, "--kv-memory=16MiB", *flags)
+    server = LiveServer(folder, "--kv-memory=16MiB", *flags, real=True)
     try:
         yield server.wait_ready()
     finally:
