@@ -21,14 +21,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common import heading
-from headway.assemble import make_executor, plan_settings
+from headway.assemble import make_executor
 from headway.config.options import EngineOptions
 from headway.config.resolve import Settings
 from headway.core.clock import SystemClock
 from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams
 from headway.engine.batching import BATCHING
+from headway.engine.build import build_engine
 from headway.engine.engine import Engine
+from headway.planning import plan_settings
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -130,7 +132,7 @@ def play(
 ) -> Played:
     """Run the load to its last token; after the last call no batch waits to fill."""
     vocab_size = SHAPE["vocab_size"]
-    engine = Engine(executor, settings, vocab_size=vocab_size, eos_token_ids=(), clock=clock)
+    engine = build_engine(executor, settings, vocab_size=vocab_size, eos_token_ids=(), clock=clock)
     played = Played(calls=list(calls), window_s=window_s)
     pending = deque(enumerate(played.calls, 1))
     by_id = dict(pending)

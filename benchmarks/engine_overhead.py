@@ -24,12 +24,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from common import children, cpu_s, free_port, serving
-from headway.assemble import plan_settings
 from headway.config.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine import messages
-from headway.engine.engine import Engine
+from headway.engine.build import build_engine
 from headway.perf.model import Prior, StepModel, work_done
+from headway.planning import plan_settings
 from headway.runtime.null import NullExecutor
 
 PROMPT = list(range(300, 428))
@@ -64,7 +64,7 @@ def step_cost(folder: Path, num_seqs: int, steps: int, method: str) -> dict[str,
     blocks = num_seqs * -(-(len(PROMPT) + steps + 50) // settings.cache.block_size) + 1
     settings = replace(settings, cache=replace(settings.cache, num_blocks=(blocks,)))
     null = NullExecutor(cycle=random_cycle(spec.vocab_size))
-    engine = Engine(
+    engine = build_engine(
         null,
         settings,
         vocab_size=spec.vocab_size,

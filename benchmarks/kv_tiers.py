@@ -23,11 +23,14 @@ from pathlib import Path
 import numpy as np
 
 from common import markdown, serving, write_json
-from headway.assemble import make_executor, plan_settings
+from headway.assemble import make_executor
 from headway.cli.common import model_folder
 from headway.config.options import EngineOptions
 from headway.core.request import Request, SamplingParams
+from headway.engine.build import build_engine
+from headway.engine.calibration import warm_up
 from headway.engine.engine import Engine
+from headway.planning import plan_settings
 from widening import find_shape
 
 SHARED, QUESTION = 1500, 24
@@ -142,8 +145,8 @@ class Bench:
         settings = replace(
             self.settings, cache=replace(cache, disk_bytes=cache.disk_bytes if disk else 0)
         )
-        made = Engine(self.executor, settings, vocab_size=self.vocab_size, eos_token_ids=())
-        made.warm_up()
+        made = build_engine(self.executor, settings, vocab_size=self.vocab_size, eos_token_ids=())
+        warm_up(made)
         return made
 
     def tokens(self, count: int) -> list[int]:

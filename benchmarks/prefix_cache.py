@@ -18,13 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from common import write_json
-from headway.assemble import make_executor, plan_settings
+from headway.assemble import make_executor
 from headway.cli.common import model_folder
 from headway.config.options import EngineOptions
 from headway.config.resolve import Settings
 from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams
+from headway.engine.build import build_engine
 from headway.engine.engine import Engine
+from headway.planning import plan_settings
 from headway.runtime.null import NullExecutor
 
 SYSTEM, QUESTION, ANSWER, TURNS = 1500, 24, 32, 10
@@ -40,7 +42,7 @@ class Bench:
 
     def engine(self, policy: str) -> Engine:
         settings = replace(self.settings, cache=replace(self.settings.cache, prefix_cache=policy))
-        return Engine(self.executor, settings, vocab_size=self.vocab_size, eos_token_ids=())
+        return build_engine(self.executor, settings, vocab_size=self.vocab_size, eos_token_ids=())
 
     def tokens(self, count: int) -> list[int]:
         return self.rng.integers(3, self.vocab_size, count).tolist()

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.assemble import assemble, make_grammars, plan_settings
+from headway.assemble import assemble, make_grammars
 from headway.cli.common import model_folder
 from headway.config.options import EngineOptions
 from headway.core import grammar as grammars
@@ -22,6 +22,7 @@ from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
+from headway.planning import plan_settings
 
 SCHEMAS = Path(__file__).parents[2] / "shared" / "data" / "eval" / "jsonschema"
 PERSON = {

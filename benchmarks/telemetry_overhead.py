@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from headway.assemble import plan_settings
 from headway.cli.common import model_folder
 from headway.config.options import EngineOptions
 from headway.core.plan import StepPlan
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
-from headway.engine.engine import Engine
+from headway.engine.build import build_engine
+from headway.planning import plan_settings
 from headway.runtime.null import NullExecutor
 from headway.spec import read_model_spec
 from headway.telemetry.live import Telemetry
@@ -56,16 +56,16 @@ def step_cost(folder: Path, num_seqs: int) -> dict[str, float]:
     blocks = (num_seqs * 12 + 1,) * len(settings.cache.num_blocks)
     settings = replace(settings, cache=replace(settings.cache, num_blocks=blocks))
     executor = LastPlan()
-    engine = Engine(executor, settings, vocab_size=spec.vocab_size, eos_token_ids=())
+    engine = build_engine(executor, settings, vocab_size=spec.vocab_size, eos_token_ids=())
     for i in range(num_seqs):
         engine.add(Request(i, [1] * 64, SamplingParams(max_tokens=100)))
     while engine.scheduler.waiting or executor.plan.num_tokens > num_seqs:
         engine.step()
     make, last = engine.recorder.record, list[Any]()
 
-    def keep(*given: Any) -> StepRecord:
+    def keep(*given: Any, is_idle: bool) -> StepRecord:
         last[:] = given
-        return make(*given)
+        return make(*given, is_idle=is_idle)
 
     engine.recorder.record = keep  # type: ignore[method-assign]
     record = engine.step()[1]
@@ -82,7 +82,7 @@ def step_cost(folder: Path, num_seqs: int) -> dict[str, float]:
     frame = msgspec.msgpack.encode(record)
     decoder = msgspec.msgpack.Decoder(StepRecord)
     return {
-        "engine: record": best_us(lambda: make(*last)),
+        "engine: record": best_us(lambda: make(*last, is_idle=False)),
         "message": best_us(lambda: decoder.decode(msgspec.msgpack.encode(record))),
         "server: record": best_us(lambda: model.on_step(record)),
         "server: tokens": best_us(tokens),

@@ -8,11 +8,13 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from headway.assemble import make_executor, make_grammars, plan_settings
+from headway.assemble import make_executor, make_grammars
 from headway.config.options import EngineOptions
 from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
+from headway.engine.build import build_engine
 from headway.engine.engine import Engine
+from headway.planning import plan_settings
 
 KV_BYTES = 64 * 2**20
 
@@ -65,7 +67,7 @@ def engine_for(
         scheduler = dataclasses.replace(settings.scheduler, overlap=overlap)
         settings = dataclasses.replace(settings, scheduler=scheduler)
     executor = make(folder, table, spec, settings, machine, None)
-    engine = Engine(
+    engine = build_engine(
         executor,
         settings,
         vocab_size=spec.vocab_size,

@@ -15,7 +15,8 @@ from headway.core.principal import Principal
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 from headway.core.terms import Terms
-from headway.engine.engine import GOLDEN_RATIO_64, Engine
+from headway.engine.build import build_engine
+from headway.engine.engine import GOLDEN_RATIO_64
 from headway.engine.sequence import Sequence
 
 EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "300"))
@@ -60,7 +61,7 @@ class World:
             host_blocks=engine_settings.cache.host_blocks,
         )
         self.clock = VirtualClock()
-        self.engine = Engine(
+        self.engine = build_engine(
             self.over(self.executor),
             engine_settings,
             vocab_size=VOCAB,

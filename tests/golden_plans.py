@@ -22,7 +22,7 @@ from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepR
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.terms import Terms
-from headway.engine.engine import Engine
+from headway.engine.build import build_engine
 from headway.engine.sequence import Sequence
 from headway.perf.model import Prior
 
@@ -163,7 +163,7 @@ class PlannedWorld:
         settings = random_settings(rng, POLICIES[number % len(POLICIES)])
         self.executor = TableExecutor(random.Random(number))
         self.clock = VirtualClock()
-        self.engine = Engine(
+        self.engine = build_engine(
             self.executor,
             settings,
             vocab_size=VOCAB,

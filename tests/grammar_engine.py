@@ -8,6 +8,7 @@ from byte_tokenizer import EOS
 from fakes import FakeExecutor, make_settings
 from headway.core.grammar import Grammar
 from headway.core.request import Request, SamplingParams, SequenceUpdate
+from headway.engine.build import build_engine
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.frontend.text import Tokenizer
@@ -33,7 +34,7 @@ def engine_of(made: Grammars | None, *, num_blocks: int = 400, **more: object) -
     settings = make_settings(**{**shape, **more})
     fake = FakeExecutor(4, (num_blocks,), VOCAB)
     executor = LateExecutor(fake) if settings.scheduler.overlap else fake
-    return Engine(executor, settings, vocab_size=VOCAB, eos_token_ids=(EOS,), grammars=made)
+    return build_engine(executor, settings, vocab_size=VOCAB, eos_token_ids=(EOS,), grammars=made)
 
 
 def ask(grammar: Grammar | None, number: int = 1, max_tokens: int = 200, **more: object) -> Request:

@@ -17,6 +17,7 @@ from fakes import make_settings
 from headway.core import grammar as grammars
 from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 from headway.core.request import Request, SamplingParams
+from headway.engine.build import build_engine
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
@@ -107,7 +108,7 @@ def walking_engine(folder: Path, tokenizer: Tokenizer, max_len: int, seats: int 
         num_blocks=(blocks,),
     )
     ends = tuple(sorted(tokenizer.special_ids))[:1]
-    return Engine(
+    return build_engine(
         Walker([tokenizer.piece(i) for i in range(width)]),
         settings,
         vocab_size=width,

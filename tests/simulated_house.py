@@ -12,7 +12,6 @@ from headway.advise.simulate.front import NO_FRONT, FrontendTimes
 from headway.advise.simulate.loop import Clients, World
 from headway.advise.simulate.replica import ServerSetup, SimulatedReplica
 from headway.advise.simulate.truth import MeasuredRange
-from headway.assemble import plan_settings
 from headway.bench.prompts import GeneratedPiece, IdWriter
 from headway.bench.workload import Conversation, Turn
 from headway.cli.common import model_folder
@@ -22,6 +21,7 @@ from headway.core.plan import Description
 from headway.core.service import ServiceClass, UnloadedTimes, service_classes
 from headway.perf.frontend import HostCost
 from headway.perf.model import Work
+from headway.planning import plan_settings
 from headway.spec import read_model_spec
 from headway.telemetry.calibration import MachineCalibration, StepColumns, fingerprint
 

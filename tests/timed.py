@@ -6,6 +6,7 @@ from typing import NamedTuple
 from fakes import FakeExecutor, make_settings
 from headway.core.clock import VirtualClock
 from headway.core.plan import Description, StepPlan
+from headway.engine.build import build_engine
 from headway.engine.engine import Engine
 from headway.perf.model import Work
 
@@ -68,5 +69,7 @@ def timed_engine(max_num_seqs=8, budget=128, policy="slo", **more) -> tuple[Engi
         num_blocks=(400,),
     )
     executor = Timed(16, (400,), 50, **more)
-    engine = Engine(executor, given_settings, vocab_size=50, eos_token_ids=(), clock=executor.clock)
+    engine = build_engine(
+        executor, given_settings, vocab_size=50, eos_token_ids=(), clock=executor.clock
+    )
     return engine, executor

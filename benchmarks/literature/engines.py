@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from headway.assemble import make_executor, plan_settings
+from headway.assemble import make_executor
 from headway.config.resolve import Settings
 from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams
+from headway.engine.build import build_engine
 from headway.engine.engine import Engine
 from headway.llm import make_options
+from headway.planning import plan_settings
 from headway.spec import ModelSpec
 
 Lengths = Sequence[tuple[int, int]]
@@ -73,7 +75,9 @@ class EngineFactory:
             cache=replace(self.settings.cache, prefix_cache=""),
             scheduler=replace(self.settings.scheduler, batching=batching),
         )
-        return Engine(self.executor, settings, vocab_size=self.spec.vocab_size, eos_token_ids=())
+        return build_engine(
+            self.executor, settings, vocab_size=self.spec.vocab_size, eos_token_ids=()
+        )
 
     def add(self, engine: Engine, lengths: Lengths, seed: int) -> None:
         """Requests of these lengths, their prompts drawn by the seed."""

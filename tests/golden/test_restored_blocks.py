@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from drive import engine_for, finish, greedy
+from headway.engine.calibration import warm_up
 from headway.engine.engine import Engine
 from parity.tiny import TWO_LAYERS, save, tiny_model
 
@@ -64,7 +65,7 @@ def test_the_next_engine_restores_from_the_disk_and_gives_equal_tokens(folder, t
     assert found == 0
     first.executor.transfers.disk.store.close()
     second = made(folder, tmp_path, kind, **disk)
-    second.warm_up()
+    warm_up(second)
     second.kv.tiers.recompute_s = lambda end, start: 60.0
     again, found = answer(second, 0, PROMPT)
     assert again == expected and found >= 256

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from headway.assemble import plan_settings, read_draft
 from headway.config.options import EngineOptions
+from headway.planning import plan_settings, read_draft
 from headway.runtime.attention import BACKENDS, AttentionRule, KVLayer
 from headway.runtime.batch import Batch
+from headway.runtime.build import ModelFiles, build_executor
 from headway.runtime.cuda.executor import CudaExecutor
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.grouped import GroupedLinear, Visits
@@ -37,12 +38,20 @@ def small_model(folder: Path) -> Path:
     return folder
 
 
+def cuda_executor(
+    folder: Path, spec: Any, settings: Any, machine: Any, draft: Any = None
+) -> CudaExecutor:
+    """What a GPU would run, on the device of the settings."""
+    files = ModelFiles(folder=folder, draft=draft)
+    return build_executor(CudaExecutor, files, spec, settings, machine)
+
+
 def on_cpu(
     folder: Path, options: EngineOptions, spec: Any, settings: Any, machine: Any, _: Any
 ) -> CudaExecutor:
     """A `make` of `drive.engine_for`: what a GPU would run, on the CPU."""
     draft = read_draft(folder, options, spec)
-    return CudaExecutor(folder, spec, settings, machine, None, None, draft)
+    return cuda_executor(folder, spec, settings, machine, draft)
 
 
 def on_meta(folder: Path, **options: object) -> CudaExecutor:
@@ -52,7 +61,7 @@ def on_meta(folder: Path, **options: object) -> CudaExecutor:
     )
     spec, settings, _, machine = plan_settings(folder, table)
     with patch("headway.runtime.loading.fill_randomly"), gathered():  # there are no numbers to draw
-        return CudaExecutor(folder, spec, replace(settings, device="meta"), machine)
+        return cuda_executor(folder, spec, replace(settings, device="meta"), machine)
 
 
 def with_triton(kv_dtype: str = "auto", **more: object) -> Callable[..., CudaExecutor]:
@@ -62,7 +71,7 @@ def with_triton(kv_dtype: str = "auto", **more: object) -> Callable[..., CudaExe
         dtype = settings.cache.dtype if kv_dtype == "auto" else kv_dtype
         cache = replace(settings.cache, dtype=dtype)
         own = replace(settings, kernels="cuda", attention_backend="triton", cache=cache, **more)
-        return CudaExecutor(folder, spec, own, machine)
+        return cuda_executor(folder, spec, own, machine)
 
     return make
 
@@ -130,7 +139,7 @@ def with_graphs(**more: object) -> Callable[..., CudaExecutor]:
     def make(folder: Path, _: Any, spec: Any, settings: Any, machine: Any, __: Any) -> CudaExecutor:
         own = replace(settings, attention_backend="triton", graphs=True, **more)
         with patch.dict(BACKENDS, triton=DenseAttention), gathered():
-            return RecordingExecutor(folder, spec, own, machine)
+            return build_executor(RecordingExecutor, ModelFiles(folder=folder), spec, own, machine)
 
     return make
 

@@ -14,10 +14,10 @@ import time
 import pytest
 import torch
 
-from headway.assemble import plan_settings
 from headway.cli.common import model_folder
 from headway.config.options import EngineOptions
 from headway.core.plan import StepPlan, StepResult, Transfer
+from headway.planning import plan_settings
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.kvstore import segment as segments
 from headway.runtime.kvstore.disk import DiskStore, InUseError

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from drive import engine_for, finish
-from headway.assemble import plan_settings
 from headway.config.drafter import choose_draft_vocabulary, num_learned
 from headway.config.options import EngineOptions
 from headway.core.errors import UsageError
 from headway.core.request import Request, SamplingParams
+from headway.planning import plan_settings
 from headway.runtime.draft_vocabulary import DraftVocabulary
 from headway.spec import read_model_spec
 from headway.spec.embedded import model_folder

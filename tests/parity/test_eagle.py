@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drive import engine_for, finish
-from headway.assemble import plan_settings
 from headway.config.options import EngineOptions
 from headway.config.speculation_config import EagleSpec
 from headway.core.errors import CheckpointError, UsageError
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
+from headway.planning import plan_settings
 from headway.spec.embedded import model_folder
 from parity.drafting import COUNT, Foreknowing, Proposals, some_requests
 from parity.tiny import save, tiny_model

@@ -30,7 +30,7 @@ from headway.runtime.attention.flashinfer import (
 from headway.runtime.batch import Batch, Lens
 from headway.runtime.cuda.executor import CudaExecutor
 from headway.runtime.cuda.same_bits import differing_attention
-from parity.devices import NoReadBacks, small_model
+from parity.devices import NoReadBacks, cuda_executor, small_model
 from parity.flashinfer_stand_in import BatchPrefillWithPagedKVCacheWrapper, installed
 from parity.paged import make_batch
 from parity.tiny import save, tiny_model
@@ -200,7 +200,7 @@ def with_library(
     name: str, folder: Path, _: Any, spec: Any, settings: Any, machine: Any, __: Any
 ) -> CudaExecutor:
     """A `make` of `drive.engine_for`."""
-    return CudaExecutor(folder, spec, replace(settings, attention_backend=name), machine)
+    return cuda_executor(folder, spec, replace(settings, attention_backend=name), machine)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])

@@ -11,11 +11,11 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from drive import engine_for, finish, greedy
-from headway.assemble import plan_settings
 from headway.config.options import EngineOptions
 from headway.core.errors import CheckpointError, UsageError
 from headway.engine.engine import Engine
 from headway.frontend.text import Tokenizer
+from headway.planning import plan_settings
 from headway.spec.embedded import model_folder
 from parity.drafting import Proposals, some_requests
 

@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from drive import engine_for, finish
-from headway.assemble import look_up_weights, plan_settings
 from headway.config import resolve
 from headway.config.options import EngineOptions
 from headway.config.resolve import Settings
 from headway.core.request import Request, SamplingParams
+from headway.planning import plan_settings
 from headway.runtime import weight_key
 from headway.runtime.kvstore import open as kv_open
 from headway.runtime.kvstore.open import open_disk
 from headway.runtime.native.available import best_instruction_set
+from headway.runtime.weight_cache import look_up_weights
 from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from drive import engine_for, finish
-from headway.assemble import plan_settings
 from headway.compress import at_load
 from headway.compress.at_load import CANDIDATES, allocate, choose_formats, num_weights
 from headway.compress.rows import RowModel
@@ -15,6 +14,7 @@ from headway.compress.sensitivity import measure
 from headway.config.options import EngineOptions
 from headway.core.errors import CheckpointError
 from headway.core.request import Request, SamplingParams
+from headway.planning import plan_settings
 from headway.runtime.quantized.profile import read_profile, write_profile
 from headway.runtime.rounding import round_weight, round_weight_by_power
 from headway.spec import quantization, read_model_spec

@@ -10,12 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drive import engine_for
-from headway.assemble import make_executor, plan_settings
+from headway.assemble import make_executor
 from headway.config import resolve
 from headway.config.options import EngineOptions
 from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
 from headway.core.request import SamplingParams
 from headway.engine.engine import Engine
+from headway.planning import plan_settings
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headway.assemble import plan_settings
 from headway.config.options import EngineOptions
 from headway.core.errors import CheckpointError, HeadwayError, UnsupportedModelError, UsageError
+from headway.planning import plan_settings
 from headway.runtime.checkpoint import checkpoint_formats, open_model
 from headway.runtime.rounding import round_weight
 from headway.spec import ModelSpec, read_model_spec

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from drive import engine_for, finish
-from headway.assemble import plan_settings
 from headway.config.options import EngineOptions
 from headway.config.parallel import Parallel
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.plan import StepPlan
 from headway.core.request import Request, SamplingParams
+from headway.planning import plan_settings
 from headway.runtime.parallel.frames import (
     LENGTH,
     MAX_FRAME_BYTES,

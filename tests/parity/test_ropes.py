@@ -13,11 +13,11 @@ import torch
 from torch.testing import assert_close
 
 from drive import Answer, Answers, engine_for, finish, greedy
-from headway.assemble import plan_settings
 from headway.config.options import EngineOptions
 from headway.core.errors import UnsupportedModelError
 from headway.core.request import Request, TokenLogprobs
 from headway.engine.engine import Engine
+from headway.planning import plan_settings
 from headway.runtime.rope import RopeRows, RopeTable, dynamic_theta
 from headway.spec import RopeSpec
 from headway.spec.rope import FULL, WINDOW, ropes_from_config

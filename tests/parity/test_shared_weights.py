@@ -18,12 +18,13 @@ from recipes.tiny.model import Shape
 from safetensors.torch import load_file, save_file
 
 from drive import KV_BYTES, engine_for, finish
-from headway.assemble import assemble, make_executor, plan_settings
+from headway.assemble import assemble, make_executor
 from headway.config.options import EngineOptions
 from headway.core.clock import SystemClock
 from headway.core.errors import CapacityError
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
+from headway.planning import plan_settings
 from headway.runtime import eagle, loading, medusa, shared_weights, sharing
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
@@ -229,7 +230,7 @@ def test_what_is_there_is_free_for_the_plan(tmp_path, weights, work, monkeypatch
 
     def have_free(num_bytes: int) -> None:
         found = replace(real, free_bytes=num_bytes)
-        monkeypatch.setattr("headway.assemble.probe_machine", lambda *_: found)
+        monkeypatch.setattr("headway.planning.probe_machine", lambda *_: found)
 
     have_free(KV_BYTES + there // 2)
     with pytest.raises(CapacityError, match="left after the weights"):

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fakes import FakeExecutor, make_settings
 from headway.core.plan import StepPlan
+from headway.engine.build import build_engine
 from headway.engine.engine import Engine
 from headway.engine.process import serve_engine
 
@@ -121,7 +122,7 @@ def build(_: object) -> Engine:
         rank = subprocess.Popen([sys.executable, "-c", RANK])
         atexit.register(rank.kill)
         executor.awaited = (rank.pid,)
-    return Engine(executor, settings, vocab_size=VOCAB_SIZE, eos_token_ids=())
+    return build_engine(executor, settings, vocab_size=VOCAB_SIZE, eos_token_ids=())
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from headway.assemble import plan_settings
 from headway.compress.train import checkpoint
 from headway.config.options import EngineOptions
 from headway.config.speculation_config import MedusaSpec
 from headway.evals.skills.structured import TOOLS, function
 from headway.evals.skills.suite import DEMO, LEVELS, SKILLS, TEST_SEED, examples
 from headway.frontend.text import Tokenizer
+from headway.planning import plan_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"train": 30, "tune": 4, "distill": 30}

@@ -47,7 +47,8 @@ MAY_IMPORT = {
     "edge": {"core"},
     "batches": {"core", "edge"},
     "runtime": {"core", "config", "spec"},
-    "assemble": {"core", "config", "spec", "perf", "telemetry", "engine", "runtime", "compress"},
+    "planning": {"core", "config", "spec", "runtime", "compress"},
+    "assemble": {"core", "config", "spec", "perf", "engine", "runtime", "planning"},
     "llm": {"core", "config", "spec", "frontend", "assemble"},
     "whole_model": {"core", "spec", "llm"},
     "surprisal": {"core", "whole_model"},
@@ -77,21 +78,22 @@ MAY_IMPORT = {
             "edge",
             "measure",
             "bench",
-            "assemble",
+            "planning",
         ),
     },
     "evals": {"core", "spec", "measure"},
     "compress": {"core", "config", "spec", "frontend", "runtime", "evals"},
     "cluster": {"core", "config", "spec", "assemble", "server", "gateway"},
     "cli": {
-        *("", "core", "config", "spec", "telemetry", "engine", "frontend", "runtime", "assemble"),
+        *("", "core", "config", "spec", "telemetry", "engine", "frontend", "runtime"),
+        *("planning", "assemble"),
         *("llm", "whole_model", "edge", "admit", "server", "gateway", "measure", "bench", "evals"),
         *("advise", "compress", "cluster", "batches"),
     },
 }
 VERSION = {"headway", "headway.__version__"}  # any room may say it, and nothing else of the root
 TORCH_AT_WILL = {"runtime", "compress"}
-TORCH_LATE = {"assemble", "advise", "cluster"}
+TORCH_LATE = {"planning", "assemble", "advise", "cluster"}
 UNPICKLING = {
     *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"),
     "multiprocessing",

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from headway.advise.show import plain_table
 from headway.advise.words import duration, percent, plural, rate
-from headway.assemble import examine_machine
 from headway.config.memory_plan import gib
 from headway.config.options import EngineOptions
 from headway.core.clock import SystemClock
 from headway.core.machine import MULTIPLY_FLAGS
 from headway.perf.roofline import DataSheetRow, find_sheet, read_sheets
+from headway.planning import examine_machine
 from headway.spec import DTYPE_BYTES, KVGroupSpec
 from headway.spec.quantization import bytes_per_weight, planned_bytes
 from headway.telemetry.contention import CoreUse, CoreWatch

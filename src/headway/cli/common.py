@@ -174,7 +174,7 @@ def print_settings(
 
     `deprecated` has the old option names that were given.
     """
-    from headway.assemble import plan_settings
+    from headway.planning import plan_settings
 
     spec, settings, reasons, machine = plan_settings(folder, options)
     tokenizer = read_tokenizer(folder, options)

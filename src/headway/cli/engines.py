@@ -184,7 +184,7 @@ def divide_machine(folder: Path, options: EngineOptions, replicas: int) -> Engin
     """
     if replicas == 1 or options.device == "cuda":
         return options
-    from headway.assemble import plan_settings
+    from headway.planning import plan_settings
 
     if replicas > (os.cpu_count() or 1):
         log.warning("%d engines are more than this machine has cores.", replicas)

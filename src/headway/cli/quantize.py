@@ -233,7 +233,7 @@ def matrix_seconds(
 
     if options.max_step is None:
         return no_seconds
-    from headway.assemble import plan_settings
+    from headway.planning import plan_settings
     from headway.runtime.kernels import choose_kernels
 
     kernels = {}

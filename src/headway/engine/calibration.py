@@ -25,6 +25,7 @@ from headway.engine.sequence import Sequence
 from headway.engine.speculation import Drafts, Speculation
 from headway.perf.model import NOTHING, Work
 
+WARM_UP_TOKENS = 32
 TYPICAL_PROMPT_TOKENS, MIN_OBSERVED_STEPS = 500, 5
 """Tokens of a typical prompt, and steps after which the cost model is used."""
 MAX_DECODE_ROWS = 16
@@ -39,6 +40,17 @@ DRAFTER_SHAPES = ((1, 1), (1, 8), (8, 1), (8, 4))
 """(sequences, draft tokens of each) that the drafter is asked for."""
 DRAFTER_TOKENS = 4
 """Tokens per sequence for which the drafter is asked; the first also computes the prompt."""
+
+
+def warm_up(engine: Engine) -> None:
+    """Run one short request, so that the first user does not wait for first allocations."""
+    length = min(WARM_UP_TOKENS, engine.settings.max_model_len - 1)
+    sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    engine.add(Request(OWN_REQUEST_ID, [0] * max(length - 1, 1), sampling))
+    engine.flush()
+    while engine.has_work:
+        engine.step()
+    engine.kv.forget_free()
 
 
 def calibrate(engine: Engine, budget_s: float) -> None:

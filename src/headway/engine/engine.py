@@ -16,7 +16,6 @@ import logging
 from collections.abc import Sequence as TypingSequence
 
 from headway.config.resolve import Settings
-from headway.core.clock import Clock, SystemClock
 from headway.core.errors import ExecutorLostError, RequestError, ShedError
 from headway.core.grammar import Grammar
 from headway.core.plan import (
@@ -27,30 +26,22 @@ from headway.core.plan import (
     StepResult,
 )
 from headway.core.records import StepRecord
-from headway.core.request import Request, SamplingParams, SequenceUpdate
+from headway.core.request import Request, SequenceUpdate
 from headway.engine.admission import check, longest, scaled_len
-from headway.engine.batching import BatchGate
-from headway.engine.bisect_step import OWN_REQUEST_ID, abandon, bisect_step, check_runtime
-from headway.engine.grammar.grammars import Grammars
-from headway.engine.grammar.masks import Ruled, StepMasks
+from headway.engine.bisect_step import abandon, bisect_step, check_runtime
+from headway.engine.grammar.grammars import Grammars, begin_masks
+from headway.engine.grammar.masks import StepMasks
 from headway.engine.grammar.state import Compiled
-from headway.engine.kv import KVCache
 from headway.engine.kv.forgetting import forget_owner
-from headway.engine.kv.tiers import make_tiers
-from headway.engine.overlap import Overlap, StepInFlight, is_nothing
-from headway.engine.policy import make_policy
-from headway.engine.preemption import Preemption
+from headway.engine.overlap import StepInFlight, is_nothing
 from headway.engine.recording import StepRecorder, count_first_scheduled
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import FINISHED, Sequence
-from headway.engine.speculation import make_speculator
-from headway.perf.model import Prior, StepModel
 
 log = logging.getLogger(__name__)
 
 GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
 ResumedTokens = TypingSequence[list[int] | None]
-WARM_UP_TOKENS = 32
 
 
 class Engine:
@@ -60,65 +51,24 @@ class Engine:
         self,
         executor: Executor,
         settings: Settings,
+        scheduler: Scheduler,
+        recorder: StepRecorder,
         *,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
-        clock: Clock | None = None,
         grammars: Grammars | None = None,
-        prior: Prior | None = None,
     ) -> None:
-        self.executor = executor
-        self.settings = settings
+        """`engine.build.build_engine` makes the parts."""
+        self.executor, self.settings = executor, settings
+        self.scheduler, self.recorder, self.grammars = scheduler, recorder, grammars
+        self.kv, self.clock, self.cost = scheduler.kv, scheduler.clock, recorder.cost
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
-        self.clock = clock or SystemClock()
-        self.kv = KVCache(settings.cache, settings.max_num_batched_tokens)
-        self.cost = StepModel(prior, settings.cache.reaches)
-        chunk = settings.max_num_batched_tokens
-        preemption = Preemption(
-            self.kv,
-            self.cost,
-            host_blocks=settings.cache.host_blocks,
-            block_bytes=settings.cache.block_bytes,
-            chunk=chunk,
-        )
-        if settings.cache.prefix_cache and (
-            settings.cache.host_blocks or settings.cache.disk_bytes
-        ):
-            self.add_tiers(preemption)
-        self.scheduler = Scheduler(
-            self.kv,
-            BatchGate(
-                settings.scheduler.batching,
-                settings.max_num_seqs,
-                settings.scheduler.batch_window_s,
-                self.clock,
-            ),
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            policy=make_policy(settings, self.cost, self.clock, self.kv),
-            preemption=preemption,
-            clock=self.clock,
-            speculator=make_speculator(settings.speculation, self.cost),
-            overlap=Overlap(settings.scheduler.overlap, stages=settings.parallel.stages),
-        )
-        if settings.scheduler.overlap and not isinstance(executor, OverlappingExecutor):
-            raise TypeError(f"{type(executor).__name__} holds one step at a time.")
-        self.recorder = StepRecorder(self.scheduler, self.cost, lambda: self.has_work)
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
         self._must_report = False
-        self.grammars = grammars
         self._flushed = False
         self._refusals: list[tuple[int, RequestError]] = []
-
-    def add_tiers(self, preemption: Preemption | None = None) -> None:
-        """Enable lower tiers of the prefix cache: host memory, disk, other engines."""
-        preemption = preemption or self.scheduler.preemption
-        below = preemption.host, preemption.rate
-        chunk = self.settings.max_num_batched_tokens
-        cache = self.settings.cache
-        self.kv.tiers = make_tiers(self.kv.pools, cache, self.cost, self.clock, chunk, *below)
 
     def sequences_of(self, request_id: int) -> list[Sequence]:
         """Return the sequences of a request that have not ended."""
@@ -343,7 +293,9 @@ class Engine:
         if self._refusals:
             refused = {request_id for request_id, _ in self._refusals}
             updates = [update for update in updates if update.request_id not in refused]
-        record = self.recorder.record(step, result, collected_s, self.grammars)
+        record = self.recorder.record(
+            step, result, collected_s, self.grammars, is_idle=not self.has_work
+        )
         if not result.failed:
             self.recorder.learn(record)
         return updates, record
@@ -379,7 +331,7 @@ class Engine:
 
     def _submit(self, plan: StepPlan) -> StepMasks | None:
         """Submit and sample; grammar masks are computed while the model runs."""
-        masks, made = begin_masks(plan, self.scheduler, self.grammars), GrammarMasks()
+        masks, made = begin_masks(plan, self.scheduler.by_id, self.grammars), GrammarMasks()
         try:
             self.executor.submit(plan)
         finally:
@@ -416,16 +368,6 @@ class Engine:
         self.scheduler.drafts.forget_owner(owner)
         self._must_report = True
 
-    def warm_up(self) -> None:
-        """Run one short request, so that the first user does not wait for first allocations."""
-        length = min(WARM_UP_TOKENS, self.settings.max_model_len - 1)
-        sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-        self.add(Request(OWN_REQUEST_ID, [0] * max(length - 1, 1), sampling))
-        self.flush()
-        while self.has_work:
-            self.step()
-        self.kv.forget_free()
-
     def check_integrity(self) -> None:
         """Assert every invariant of the engine; when idle, also that nothing is allocated."""
         self.scheduler.check_integrity()
@@ -445,17 +387,3 @@ def grammar_error(sequence: Sequence) -> RequestError:
         param=grammar.param,
         code="grammar_too_complex",
     )
-
-
-def begin_masks(
-    plan: StepPlan, scheduler: Scheduler, grammars: Grammars | None
-) -> StepMasks | None:
-    """Start computing the masks of the rows whose sample a grammar rules."""
-    if grammars is None:
-        return None
-    ruled: list[Ruled] = []
-    for row in plan.scheduled:
-        sequence = scheduler.by_id(row.sequence_id) if row.sample else None
-        if sequence is not None and sequence.grammar is not None:
-            ruled.append((sequence, row.drafts))
-    return grammars.begin(ruled) if ruled else None

@@ -24,6 +24,7 @@ from headway.core.parcel import (
 )
 from headway.core.request import Request
 from headway.engine.admission import scaled_len
+from headway.engine.build import add_tiers
 from headway.engine.chain import Chain, root_key
 from headway.engine.engine import Engine, ResumedTokens
 from headway.engine.kv.cache import KVCache
@@ -55,7 +56,7 @@ class Handover:
 
     def __post_init__(self) -> None:
         if self.engine.kv.tiers is None:
-            self.engine.add_tiers()
+            add_tiers(self.engine)
 
     # ── prefilling side ─────────────────────────────────────────────────────────────────────
 

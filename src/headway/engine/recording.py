@@ -17,17 +17,23 @@ SNAPSHOT_STEPS = 20
 class StepRecorder:
     """Creates the records of an engine's steps, in their order."""
 
-    def __init__(self, scheduler: Scheduler, cost: StepModel, has_work: Callable[[], bool]) -> None:
-        self.scheduler, self.cost, self.has_work = scheduler, cost, has_work
+    def __init__(self, scheduler: Scheduler, cost: StepModel) -> None:
+        self.scheduler, self.cost = scheduler, cost
         self.count: Callable[[list[ScheduledSequence], tuple[int, ...]], RowCounts] = count_rows
         """Counts what the rows of a step do; a simulation may replace it."""
         self._ended_s: float | None = None
         self._was_idle = False
 
     def record(
-        self, step: StepInFlight, result: StepResult, collected_s: float, grammars: Grammars | None
+        self,
+        step: StepInFlight,
+        result: StepResult,
+        collected_s: float,
+        grammars: Grammars | None,
+        *,
+        is_idle: bool,
     ) -> StepRecord:
-        """Return the record of `step`, whose result was taken.
+        """Return the record of `step`, whose result was taken; the engine `is_idle` after it.
 
         A step that was planned while another ran began when that one ended.
         """
@@ -49,7 +55,7 @@ class StepRecorder:
             record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)
         record.schedule_s = planned_s - started_s
         record.execute_s = collected_s - planned_s
-        self._ended_s, self._was_idle = self.scheduler.clock.now_s(), not self.has_work()
+        self._ended_s, self._was_idle = self.scheduler.clock.now_s(), is_idle
         record.update_s = self._ended_s - collected_s
         return record
 

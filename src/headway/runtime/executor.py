@@ -6,8 +6,7 @@ thread.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from headway.config.resolve import Settings
 from headway.core.clock import SystemClock
-from headway.core.machine import Machine
 from headway.core.plan import (
     Description,
     GrammarMasks,
@@ -29,27 +27,14 @@ from headway.core.plan import (
 from headway.core.request import TokenLogprobs
 from headway.runtime.attention.int4 import with_open_layers
 from headway.runtime.batch import Batch, WorkerSequence, WorkerState
-from headway.runtime.checkpoint import Progress
 from headway.runtime.drafter import Drafter, DraftRequest
-from headway.runtime.eagle import Eagle
 from headway.runtime.forward import Forward
-from headway.runtime.kernels import choose_kernels
 from headway.runtime.kv_shrink import copy_and_shrink
-from headway.runtime.kvstore.handover import Exports, PeerStore
-from headway.runtime.kvstore.open import default_folder, fingerprint, open_disk
-from headway.runtime.kvstore.transfers import PeerTransfers
-from headway.runtime.medusa import Medusa
-from headway.runtime.native.sampling import NativeSampling
-from headway.runtime.paged_drafter import DraftModel
-from headway.runtime.parallel.group import RankGroups
-from headway.runtime.parallel.stage import Stage
 from headway.runtime.parallel.vocabulary import VocabHead
-from headway.runtime.probe import DeviceProbe, use_threads
+from headway.runtime.probe import DeviceProbe
 from headway.runtime.rope import rope_rows
 from headway.runtime.sampler import NO_TOKEN, Sampler
-from headway.runtime.shared_weights import SharedWeights
-from headway.runtime.transfers import TransferTable, make_transfers
-from headway.runtime.weight_cache import Lookup
+from headway.runtime.transfers import TransferTable
 from headway.spec import ModelSpec
 from headway.spec.quantization import bytes_per_weight
 
@@ -64,47 +49,23 @@ class TorchExecutor:
 
     def __init__(
         self,
-        folder: Path,
         spec: ModelSpec,
         settings: Settings,
-        machine: Machine,
-        progress: Progress | None = None,
-        lookup: Lookup | None = None,
-        draft: tuple[Path, ModelSpec] | None = None,
-        groups: RankGroups = (None, None),
-        stage: Stage | None = None,
-        shared: Sequence[SharedWeights] = (),
+        target: Forward,
+        state: WorkerState,
+        *,
+        transfers: TransferTable,
+        sampler: Sampler,
+        drafter: Drafter | None,
+        probe: DeviceProbe,
     ) -> None:
-        """`shared` is the memory of the weights of the model and of its drafter, where several
-        engines share them."""
+        """`runtime.build.build_executor` makes the parts."""
         self.spec, self.settings = spec, settings
-        self.device = settings.device
-        self.kernels = choose_kernels(settings, machine)
-        use_threads(settings, self.kernels)
-        blocks, (own, drafters) = settings.cache.num_blocks, shared or (None, None)
-        self.target = Forward(
-            folder, spec, settings, self.kernels, blocks, progress, lookup, groups, stage, own
-        )
-        self.model, self.kv = self.target.model, with_open_layers(self.target.kv)
-        self.transfers = TransferTable(
-            make_transfers(self.kv, settings.cache.host_blocks, self.device),
-            open_disk(folder, spec, settings, self.kv),
-        )
-        self.state = self._make_state()
-        library = self.kernels.library
-        self.sampler = Sampler(None if library is None else NativeSampling(library))
-        self.drafter: Drafter | None = None
-        medusa, eagle = settings.speculation.medusa, settings.speculation.eagle
-        if medusa is not None:
-            self.drafter = Medusa(folder, medusa, self.target, drafters)
-        elif eagle is not None:
-            self.drafter = Eagle(folder, eagle, self.target, self.state, drafters)
-        elif draft is not None:
-            kernels = self.kernels.for_draft_model(settings, draft[1])
-            self.drafter = DraftModel(
-                *draft, settings, kernels, self.state, spec.vocab_size, progress, drafters
-            )
-        self._probe = DeviceProbe(self.kernels, settings, machine, self.target.weights)
+        self.device, self.kernels = settings.device, target.kernels
+        self.target, self.model, self.kv = target, target.model, with_open_layers(target.kv)
+        self.state, self.transfers = state, transfers
+        self.sampler, self.drafter = sampler, drafter
+        self._probe = probe
         self._clock = SystemClock()
         self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None
         self._result: StepResult | None = None
@@ -113,9 +74,9 @@ class TorchExecutor:
         self._is_idle = False
         """Whether the last step had no rows, so that `collect` may wait for a transfer."""
 
-    def _make_state(self) -> WorkerState:
+    @classmethod
+    def make_state(cls, spec: ModelSpec, settings: Settings) -> WorkerState:
         """Return an empty state of the sequences."""
-        settings = self.settings
         return WorkerState(
             max_num_seqs=settings.max_num_seqs,
             max_blocks=-(-settings.max_model_len // settings.cache.block_size),
@@ -123,20 +84,6 @@ class TorchExecutor:
             block_size=settings.cache.block_size,
             rope_rows=rope_rows(settings),
         )
-
-    def join_peers(
-        self, folder: Path, address: str, secret: bytes = b"", root: Path | None = None
-    ) -> tuple[bytes, str, Callable[[bytes], None]]:
-        """Let other engines fetch blocks at `address`, and fetch theirs.
-
-        Returns (the fingerprint of compatible blocks, the bound address, a function that releases a
-        parcel). Raises OSError.
-        """
-        mark = fingerprint(folder, self.spec, self.settings, self.kv, root or default_folder())
-        exports = Exports(address, mark, secret=secret)
-        groups, store = len(self.settings.cache.num_blocks), PeerStore(mark, secret=secret)
-        self.transfers.peers = PeerTransfers(self.kv, groups, store, exports)
-        return mark, exports.address, exports.release
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:

@@ -21,10 +21,16 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from headway.config.resolve import Settings
 from headway.core.clock import Clock, SystemClock
 from headway.runtime.memory import HUGE_PAGE, collapse
+from headway.runtime.native.available import best_instruction_set, compiled_module
 from headway.runtime.weight_cache import ALIGNMENT
+from headway.runtime.weight_key import Key, text_of_drafter
+from headway.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -243,3 +249,26 @@ def _mmap(address: int, num_bytes: int, protection: int, flags: int, descriptor:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return int(result)
+
+
+def share_weights(
+    folder: Path,
+    settings: Settings,
+    draft: tuple[Path, ModelSpec] | None,
+    weights: Sequence[int],
+) -> list[SharedWeights]:
+    """Return the memory of the model's and its drafter's weights that several engines share.
+
+    Without shared memory it is []. The first one is entered if no other engine is filling it.
+    """
+    if not weights or settings.device != "cpu" or settings.load_format == "dummy":
+        return []
+    instruction_set, _ = best_instruction_set()
+    kernels = compiled_module() if instruction_set else None
+    key = Key(folder=folder, settings=settings, instruction_set=instruction_set, kernels=kernels)
+    drafter = replace(key, folder=draft[0]).text_of_files() if draft else text_of_drafter(folder)
+    texts = key.text_of_files(), drafter
+    longest_s = stall_timeout_s(sum(path.stat().st_size for path in key.files))
+    shared = [SharedWeights(one, text, longest_s) for one, text in zip(weights, texts, strict=True)]
+    shared[0].enter(waits=False)
+    return shared

@@ -30,10 +30,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from headway.config.resolve import Settings
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import HeadwayError
+from headway.core.machine import memory
 from headway.runtime.checkpoint_files import MALFORMED
 from headway.runtime.memory import collapse, gives_huge_pages, zeros
+from headway.runtime.native.available import best_instruction_set, compiled_module
 from headway.runtime.weight_key import Key, make_private_folder, open_private
 
 log = logging.getLogger(__name__)
@@ -308,3 +311,26 @@ class Lookup:
                 target=self._cache.write, args=(text, blobs), name="weight cache writer"
             )
             write.start()
+
+
+def look_up_weights(folder: Path, settings: Settings, *, alone: bool = True) -> Lookup | None:
+    """Start the lookup of packed weights of `folder` in the cache; torch is not needed.
+
+    An engine that is `alone` loads them into its own memory, if the plan leaves enough free; an
+    engine with shared memory copies them from the file.
+    """
+    cache = default_folder()
+    instruction_set, _ = best_instruction_set()
+    if settings.parallel.is_cut or not settings.weight_cache_bytes:
+        return None
+    if cache is None or not instruction_set:
+        return None
+    key = Key(
+        folder=folder,
+        settings=settings,
+        instruction_set=instruction_set,
+        kernels=compiled_module(),
+    )
+    sizes = zip(settings.cache.num_blocks, settings.cache.block_bytes, strict=True)
+    room_bytes = memory()[1] - sum(count * size for count, size in sizes) if alone else 0
+    return Lookup(WeightCache(cache, settings.weight_cache_bytes), key, room_bytes)

@@ -13,12 +13,12 @@ from headway.advise.simulate.loop import Clients, World
 from headway.advise.simulate.machine import SimulatedMachine, build_machine
 from headway.advise.simulate.own_time import BusyIntervals, engines_in_step, own_seconds
 from headway.advise.simulate.replica import SimulatedReplica
-from headway.assemble import plan_settings
 from headway.bench.prompts import IdWriter
 from headway.cli.common import model_folder
 from headway.config.options import EngineOptions, SimulateOptions
 from headway.core.service import service_classes
 from headway.perf.model import Work
+from headway.planning import plan_settings
 from headway.telemetry.calibration import MachineCalibration, StepColumns
 from headway.telemetry.traffic import Origin, TrafficRequest
 from simulated_house import (

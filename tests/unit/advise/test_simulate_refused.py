@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from headway.advise.simulate.truth import check_measured_alone
-from headway.assemble import plan_settings
 from headway.cli.main import main
 from headway.config.options import EngineOptions
 from headway.config.options.field import Bytes
 from headway.core.errors import UsageError
+from headway.planning import plan_settings
 from headway.spec.embedded import model_folder
 from headway.telemetry.calibration import fingerprint
 from simulated_house import measured_here

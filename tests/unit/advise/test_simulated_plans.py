@@ -22,6 +22,7 @@ from headway.core.plan import Executor, StepResult
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.terms import Terms
+from headway.engine.build import build_engine
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
@@ -73,7 +74,7 @@ def make(how: Settings, grammars: Grammars | None):
     """Under two policies who fits starts, so that some are preempted."""
 
     def engine(executor: Executor, clock: VirtualClock | StepClock) -> Engine:
-        made = Engine(
+        made = build_engine(
             executor,
             how,
             vocab_size=VOCAB,

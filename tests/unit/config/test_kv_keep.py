@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from headway.assemble import plan_settings
 from headway.config.kv_keep import (
     FEWEST,
     blocks_dropped,
@@ -17,6 +16,7 @@ from headway.config.memory_plan import share_among, share_blocks
 from headway.config.options import EngineOptions
 from headway.config.served_spec import as_served
 from headway.core.errors import UsageError
+from headway.planning import plan_settings
 from headway.spec import KVGroupSpec, read_model_spec
 from headway.spec.embedded import model_folder
 

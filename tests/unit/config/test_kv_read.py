@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.assemble import plan_settings
 from headway.config.kv_read import FEWEST, blocks_read, read_share, tokens_read
 from headway.config.options import EngineOptions
 from headway.config.served_spec import as_served
 from headway.core.errors import UsageError
+from headway.planning import plan_settings
 from headway.spec import read_model_spec
 from headway.spec.embedded import model_folder
 

@@ -17,6 +17,7 @@ from headway.config.resolve import Settings
 from headway.config.scheduler_config import RULES, SchedulerConfig
 from headway.core.errors import UsageError
 from headway.engine.batching import BATCHING, NOT_YET
+from headway.engine.calibration import warm_up
 
 WINDOW_S = 0.05
 HELD = ["dynamic", "static"]
@@ -336,7 +337,7 @@ def test_aborts_before_the_batch_starts(batching):
 @pytest.mark.parametrize("batching", sorted(BATCHING))
 def test_warm_up_waits_for_nobody(batching):
     world = world_of(batching)
-    world.engine.warm_up()
+    warm_up(world.engine)
     assert not world.engine.has_work and world.engine.num_requests == 0
 
 

@@ -15,6 +15,7 @@ from cached_world import CachedWorld
 from engine_world import CHEAP, VOCAB, World, make_settings
 from headway.core.plan import TierNews
 from headway.core.principal import Principal
+from headway.engine.calibration import warm_up
 from headway.engine.chain import Chain, packed, root_key
 from headway.engine.kv import BlockPool
 from headway.engine.kv.prefix import Cached, PrefixIndex
@@ -38,7 +39,7 @@ def restart(old: CachedWorld) -> CachedWorld:
     new = CachedWorld(old.settings)
     new.executor.disk, new.executor.owners = old.executor.disk, old.executor.owners
     new.executor.news = TierNews(stored=list(old.executor.disk))
-    new.engine.warm_up()
+    warm_up(new.engine)
     return new
 
 

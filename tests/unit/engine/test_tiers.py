@@ -19,6 +19,7 @@ from headway.config.kv_disk import DEFAULT_BYTES, read_kv_disk, read_write_limit
 from headway.core.errors import UsageError
 from headway.core.plan import Moved, TierNews
 from headway.core.principal import Principal
+from headway.engine.calibration import warm_up
 from headway.engine.kv.eviction import POLICIES
 from headway.engine.kv.prefix import Read
 from headway.engine.kv.tiers import MIN_READ_LIMIT_S
@@ -39,7 +40,7 @@ def restart(old: CachedWorld) -> CachedWorld:
     new = CachedWorld(old.settings)
     new.executor.disk, new.executor.owners = old.executor.disk, old.executor.owners
     new.executor.news = TierNews(stored=list(old.executor.disk))
-    new.engine.warm_up()
+    warm_up(new.engine)
     return new
 
 
@@ -79,7 +80,7 @@ def test_dear_reads_are_not_made():
         cheap.executor.disk,
         TierNews(list(cheap.executor.disk)),
     )
-    dear.engine.warm_up()
+    warm_up(dear.engine)
     assert dear.answer_of(PROMPT)[1] == 0
 
 

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 import requests
 
-from headway.assemble import plan_settings
 from headway.config.kv_keep import count_kept_tokens
 from headway.config.kv_layers import kept_tokens
 from headway.config.kv_read import tokens_read
 from headway.config.options import EngineOptions
 from headway.engine.process import ready_message
 from headway.gateway.ask import client_headers
+from headway.planning import plan_settings
 from headway.server.models import ServedModel
 from headway.spec.embedded import model_folder
 from in_process import InProcess, fake_engine

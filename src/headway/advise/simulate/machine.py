@@ -22,7 +22,6 @@ from headway.advise.simulate.truth import (
     check_same,
     ratio_of,
 )
-from headway.assemble import plan_settings
 from headway.bench.calibrate import open_calibration
 from headway.config.options import EngineOptions
 from headway.config.options.simulate import SimulateOptions
@@ -30,6 +29,7 @@ from headway.config.resolve import Settings
 from headway.core.errors import UsageError
 from headway.core.plan import Description
 from headway.perf.model import StepModel, prior_of
+from headway.planning import plan_settings
 from headway.spec import ModelSpec
 from headway.spec.quantization import planned_bytes
 from headway.telemetry.calibration import WHOLE_LOAD, MachineCalibration, fingerprint

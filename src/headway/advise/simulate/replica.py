@@ -29,8 +29,8 @@ from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.service import ServiceClass, with_reachable_objectives
 from headway.core.slo import DEFAULT_CLASS
 from headway.edge.keys import Caller, anonymous_caller
-from headway.engine.calibration import calibrate, unloaded_times
-from headway.engine.engine import Engine
+from headway.engine.build import build_engine
+from headway.engine.calibration import calibrate, unloaded_times, warm_up
 from headway.engine.handover import Handover
 from headway.engine.policy import POLICIES
 from headway.perf.model import StepModel, prior_of
@@ -203,7 +203,7 @@ class SimulatedReplica:
             num_experts=experts_of(spec),
             seed=seed,
         )
-        self.engine = Engine(
+        self.engine = build_engine(
             executor,
             settings,
             vocab_size=spec.vocab_size,
@@ -216,7 +216,7 @@ class SimulatedReplica:
         if served.belief is not None:
             self.engine.cost.copy_from(served.belief)
         else:
-            self.engine.warm_up()
+            warm_up(self.engine)
             calibrate(self.engine, CALIBRATION_S)
         self.started_s = self.clock.now_s()
         self.inbox: deque[tuple[float, Request | HandedRequest | int]] = deque()

@@ -19,12 +19,12 @@ from headway.advise.simulate.machine import SimulatedMachine, as_measured, calib
 from headway.advise.simulate.outcome import FIGURES
 from headway.advise.simulate.run import SimulationPlan, run_once
 from headway.advise.tune.space import Changes, Knob, candidates, options_of, ordered, setting_name
-from headway.assemble import plan_settings
 from headway.bench.report import BenchReport
 from headway.bench.run import Bench
 from headway.config.cache_config import CacheConfig
 from headway.config.options import EngineOptions
 from headway.core.errors import HeadwayError
+from headway.planning import plan_settings
 from headway.telemetry.calibration import MachineCalibration
 
 RUNGS = ((150, 1.0), (400, 1 / 3), (1500, 1 / 8))

@@ -12,10 +12,12 @@ from math import inf
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
+from headway.core.plan import StepPlan
 from headway.engine.grammar.builder import Builder, CompileTicket
 from headway.engine.grammar.masks import MaskMaker, Ruled, StepMasks
 from headway.engine.grammar.state import Compiled
 from headway.engine.grammar.vocabulary import VocabularySource
+from headway.engine.sequence import Sequence
 
 
 class Grammars:
@@ -103,3 +105,20 @@ class Grammars:
         self.builder.close()
         if self._masks is not None:
             self._masks.close()
+
+
+def begin_masks(
+    plan: StepPlan, find: Callable[[int], Sequence | None], grammars: Grammars | None
+) -> StepMasks | None:
+    """Start computing the masks of the rows whose sample a grammar rules.
+
+    `find` returns the sequence of an id.
+    """
+    if grammars is None:
+        return None
+    ruled: list[Ruled] = []
+    for row in plan.scheduled:
+        sequence = find(row.sequence_id) if row.sample else None
+        if sequence is not None and sequence.grammar is not None:
+            ruled.append((sequence, row.drafts))
+    return grammars.begin(ruled) if ruled else None

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from headway.config.attention_choice import LIBRARIES
+from headway.config.resolve import Settings
 from headway.core.errors import UsageError
 from headway.core.plan import (
     Description,
@@ -52,6 +53,7 @@ from headway.runtime.cuda.state import UNKNOWN, DeviceState
 from headway.runtime.executor import PROMPT_LOGPROB_ROWS, TorchExecutor, failed_sequences
 from headway.runtime.rope import rope_rows
 from headway.runtime.sampler import NO_TOKEN, row_masks
+from headway.spec import ModelSpec
 
 
 class PromptRows(NamedTuple):
@@ -89,13 +91,18 @@ class CudaExecutor(TorchExecutor):
     It is torch on any device: on a CPU it gives the tokens of `TorchExecutor`.
     """
 
-    _staging: Staging
     make_graph: Callable[[], Graph] = DeviceGraph
 
-    def __init__(self, *what: Any, **how: Any) -> None:
-        super().__init__(*what, **how)
+    def __init__(self, *args: Any, **parts: Any) -> None:
+        super().__init__(*args, **parts)
+        assert isinstance(self.state, DeviceState)
+        self._staging, self.graphs = self.state.staging, self.state.graphs
+        self._steps: deque[QueuedStep] = deque()
+        self._last_tokens_S = torch.zeros(
+            self.settings.max_num_seqs + 1, dtype=torch.int64, device=self.device
+        )
+        self._out: StepOut | None = None
         if self.graphs is not None:
-            assert isinstance(self.state, DeviceState)
             self.state.draws = self.drafter is None
             self._capture(self.graphs.first_keys(self.state.draws))
         name = self.settings.attention_backend
@@ -130,16 +137,17 @@ class CudaExecutor(TorchExecutor):
             sentences[format_differences(counts)] = None
         return "; ".join(sentences)
 
-    def _make_graphs(self) -> Graphs | None:
+    @classmethod
+    def make_graphs(cls, settings: Settings) -> Graphs | None:
         """Return the graphs, none captured yet; None where the settings turn them off."""
-        settings, cache = self.settings, self.settings.cache
+        cache = settings.cache
         if not settings.graphs:
             return None
         rows = row_counts(settings.max_num_seqs)
         context_widths = widths(-(-settings.max_model_len // cache.block_size), cache.block_size)
         size = input_bytes(GraphKey(rows[-1], context_widths[-1], True), len(cache.num_blocks))
-        memory = torch.zeros(size, dtype=torch.uint8, device=self.device)
-        return Graphs(rows=rows, widths=context_widths, memory=memory, make=self.make_graph)
+        memory = torch.zeros(size, dtype=torch.uint8, device=settings.device)
+        return Graphs(rows=rows, widths=context_widths, memory=memory, make=cls.make_graph)
 
     @torch.inference_mode()
     def _capture(self, keys: list[GraphKey]) -> None:
@@ -153,23 +161,16 @@ class CudaExecutor(TorchExecutor):
 
         self.graphs.capture(keys, prepare)
 
-    def _make_state(self) -> WorkerState:
-        settings = self.settings
-        self._staging = Staging(self.device, MAX_IN_FLIGHT)
-        self._steps: deque[QueuedStep] = deque()
-        self._last_tokens_S = torch.zeros(
-            settings.max_num_seqs + 1, dtype=torch.int64, device=self.device
-        )
-        self._out: StepOut | None = None
-        self.graphs = self._make_graphs()
+    @classmethod
+    def make_state(cls, spec: ModelSpec, settings: Settings) -> WorkerState:
         return DeviceState(
             max_num_seqs=settings.max_num_seqs,
             max_blocks=-(-settings.max_model_len // settings.cache.block_size),
             num_groups=len(settings.cache.num_blocks),
             block_size=settings.cache.block_size,
-            vocabulary=self.spec.vocab_size,
-            staging=self._staging,
-            graphs=self.graphs,
+            vocabulary=spec.vocab_size,
+            staging=Staging(settings.device, MAX_IN_FLIGHT),
+            graphs=cls.make_graphs(settings),
             rope_rows=rope_rows(settings),
         )
 

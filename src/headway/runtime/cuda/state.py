@@ -42,7 +42,7 @@ class DeviceState(WorkerState):
             block_size=block_size,
             rope_rows=rope_rows,
         )
-        self._staging, self._graphs = staging, graphs
+        self.staging, self.graphs = staging, graphs
         self._vocabulary, self._null_row = vocabulary, max_num_seqs
         self._is_step = False
         """Whether the batch is one of a step, not of a drafter."""
@@ -83,17 +83,17 @@ class DeviceState(WorkerState):
         rows_T: np.ndarray,
     ) -> tuple[list[Tensor], Lens]:
         num_groups = (len(arrays) - 2) // 2
-        if self._graphs is not None and self._is_step and query_lens_S.max() == 1:
+        if self.graphs is not None and self._is_step and query_lens_S.max() == 1:
             width = arrays[-1].shape[1]
             sampled = self._sampled_now
             draws = self.draws and len(sampled) == len(query_lens_S)
             draws = draws and all(map(is_plain, sampled))
-            key = self._graphs.key_of(len(query_lens_S), width, draws)
+            key = self.graphs.key_of(len(query_lens_S), width, draws)
             if key is not None:
                 return self._send_to_graph(key, arrays, np.array(context_lens, np.int32), rows_T)
         starts_S1 = np.concatenate(([0], np.cumsum(query_lens_S))).astype(np.int32)
         tables = [table_SB.astype(np.int32) for table_SB in arrays[2 + num_groups :]]
-        sent = self._staging.send(
+        sent = self.staging.send(
             [*arrays, starts_S1, np.array(context_lens, np.int32), rows_T, *tables]
         )
         count = len(arrays)
@@ -116,7 +116,7 @@ class DeviceState(WorkerState):
         rows_T: np.ndarray,
     ) -> tuple[list[Tensor], Lens]:
         """Send decodes as the first rows of a graph's inputs; return tensors of those rows only."""
-        assert self._graphs is not None
+        assert self.graphs is not None
         count, num_groups = len(rows_T), (len(arrays) - 2) // 2
         lens_R = pad_array(context_lens_S, (key.rows,))
         lens_R[count:] = 1
@@ -126,7 +126,7 @@ class DeviceState(WorkerState):
         rows_R[:count] = rows_T
         drawn = self._padded_draw_arrays(key.rows, self._sampled_now if key.draws else [])
         parts = [*filled, starts_R1, lens_R, rows_R, *(drawn[name] for name in DRAW_INPUTS)]
-        sent = self._staging.send(parts, into=self._graphs.memory)
+        sent = self.staging.send(parts, into=self.graphs.memory)
         of_draw = dict(zip(DRAW_INPUTS, sent[-len(DRAW_INPUTS) :], strict=True))
         sent = sent[: -len(DRAW_INPUTS)]
         begin = 2 + num_groups
@@ -145,7 +145,7 @@ class DeviceState(WorkerState):
         return [part[:count] for part in sent[:begin]] + tables, lens
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        return self._staging.send([array])[0]
+        return self.staging.send([array])[0]
 
     def _padded_draw_arrays(
         self, rows: int, sequences: list[WorkerSequence]

@@ -13,6 +13,7 @@ from pathlib import Path
 from headway.config.parallel import Parallel
 from headway.core.errors import HeadwayError
 from headway.core.orphans import wake_when_orphaned
+from headway.runtime.build import ModelFiles, build_executor
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.frames import Hello, LogitsOrder, Pipe, StepDone, StepOrder
 from headway.runtime.parallel.group import RankGroup, RankGroups, RankLostError
@@ -72,8 +73,10 @@ def follow(pipe: Pipe) -> None:
     before, behind = (socket.socket(fileno=end) if end >= 0 else None for end in hello.ends)
     stage = stage_of(parallel, meeting, hello.rank, (before, behind))
     try:
-        executor = TorchExecutor(
-            *(Path(hello.folder), hello.spec, hello.settings, hello.machine),
+        executor = build_executor(
+            TorchExecutor,
+            ModelFiles(folder=Path(hello.folder)),
+            *(hello.spec, hello.settings, hello.machine),
             groups=groups,
             stage=stage,
         )

@@ -8,7 +8,7 @@ from fakes import make_settings
 from headway.config.speculation_config import SpeculationConfig
 from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 from headway.core.request import Request, SamplingParams
-from headway.engine.engine import Engine
+from headway.engine.build import build_engine
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.proposers.ngram import NGramProposer
@@ -54,7 +54,7 @@ def test_a_prompt_of_one_token_a_hundred_thousand_times():
     settings = make_settings(
         num_blocks=(2 * LENGTH // 64,), block_size=64, budget=8192, max_model_len=LENGTH + 1000
     )
-    engine = Engine(Parrot(), settings, vocab_size=100, eos_token_ids=(0,))
+    engine = build_engine(Parrot(), settings, vocab_size=100, eos_token_ids=(0,))
     config = SpeculationConfig(sources=("lookup", "suffixes"), num_speculative_tokens=8)
     speculation = Speculation(config, StepModel(GUESSES_PAY))
     speculation.backoff = NoBackoff()
