@@ -127,7 +127,7 @@ class World:
         oldest = self.engine.scheduler.running[0] if self.engine.scheduler.running else None
         known = len(oldest.tokens) if oldest else 0
         stage, rows = self.executor.fail_at, self.executor.fail_rows
-        copies = self.engine.scheduler.preemption.is_busy
+        copies = self.engine.scheduler.transfers.is_busy
         guessed, kept = self._guessed()
         updates, record = self.engine.step()
         self.num_steps += 1
@@ -214,7 +214,7 @@ class World:
     def check_end(self) -> None:
         assert self.engine.num_requests == 0
         assert self.engine.kv.num_used == 0
-        assert self.engine.scheduler.preemption.host.num_used == 0
+        assert self.engine.scheduler.transfers.host.num_used == 0
         assert self.executor.moving == {}, "the engine did not wait for a transfer"
         assert self.executor.sequences == {}, "the runtime was not told of an end"
         for (request_id, index), gained in self.gained.items():

@@ -4,7 +4,7 @@
 keys and values depend on all tokens before. Each advance writes its tokens to their slots; then
 every row reads positions 0 … p back through its block table and must find its own tokens, computed
 behind its own. What it samples is a hash of the tokens it *read*, so a wrong block, copy,
-preemption or state changes the answer. `answer` is what must come out. A transfer ends as many
+transfers or state changes the answer. `answer` is what must come out. A transfer ends as many
 steps later as `delay` says, and copies only then: both its ends must be as they were.
 """
 

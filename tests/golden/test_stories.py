@@ -145,7 +145,7 @@ MEMORIES = [
 def three_stories(folder: Path, **options) -> tuple[list[list[int]], int]:
     """(the story from its 1st, 2nd and 3rd token on, tokens copied to host memory on the way)."""
     engine = engine_for(folder, block_size=4, max_num_seqs=3, prefix_cache=False, **options)
-    engine.scheduler.preemption.copy_s = lambda counts: 0.0  # however busy the machine is
+    engine.scheduler.transfers.copy_s = lambda counts: 0.0  # however busy the machine is
     records, step = [], engine.step
 
     def keep():

@@ -141,7 +141,7 @@ def test_requests_get_the_tokens_of_their_solo_run(whole_file: str, options: dic
     more = {"kv_host_memory": 2**24} if copied else {}
     crowded = keeping(whole_file, **room, **more, **options)
     if copied:
-        rate = crowded.scheduler.preemption.rate
+        rate = crowded.scheduler.transfers.rate
         rate.byte_s = rate.prior_s = 0.0
     for turn in range(2):
         again = [replace(one, request_id=10 * turn + one.request_id) for one in requests]

@@ -84,7 +84,7 @@ def test_preempted_ones_go_on_with_their_own_state(folder: Path, copied: bool):
         folder, num_blocks=44, block_size=4, max_num_batched_tokens=32, max_num_seqs=5, **options
     )
     if copied:
-        engine.scheduler.preemption.rate.byte_s = engine.scheduler.preemption.rate.prior_s = 0.0
+        engine.scheduler.transfers.rate.byte_s = engine.scheduler.transfers.rate.prior_s = 0.0
     found = finish(engine, [asked(i, prompt) for i, prompt in enumerate(several)])
     assert engine.scheduler.num_preemptions > 0
     for i, prompt in enumerate(several):

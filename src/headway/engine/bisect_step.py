@@ -114,7 +114,7 @@ def bisect_step(
         sequence.takes_hits = False
         scheduler.preempt(sequence, may_copy=False)
     scheduler.drafts.forget_step()
-    scheduler.preemption.resend(plan.transfers)
+    scheduler.transfers.resend(plan.transfers)
     rows = [row for row in plan.scheduled if row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.drain_released_ids()]
     bisection = Bisection(
@@ -143,7 +143,7 @@ def abandon(scheduler: Scheduler, steps: list[StepInFlight]) -> None:
         scheduler.drafts.now = step.drafts
         scheduler.drafts.forget_step()
         scheduler.release_ids(step.plan.finished)
-        scheduler.preemption.resend(step.plan.transfers)
+        scheduler.transfers.resend(step.plan.transfers)
         rows += list(step.rows)
     scheduler.drafts.now = now
     scheduler.overlap.steps.clear()
@@ -181,7 +181,7 @@ def check_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) ->
     trial.search([ScheduledSequence(sequence_id, 0, [0], room[0], True)])
     scheduler.kv.release(probe)
     scheduler.release_ids([sequence_id])
-    for unserved in scheduler.preemption.take(trial.result):
+    for unserved in scheduler.transfers.take(trial.result):
         scheduler.starts.recompute(unserved)
     if trial.result.failed:
         raise RuntimeError(f"The runtime fails every request: {trial.result.failed}.")

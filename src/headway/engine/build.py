@@ -1,6 +1,6 @@
 """Build an engine from its settings: the cache and its tiers, the cost model, the scheduler.
 
-settings → KVCache → Preemption, tiers → policy, speculator → Scheduler → Engine
+settings → KVCache → KVTransfers, tiers → policy, speculator → Scheduler → Engine
 """
 
 from headway.config.resolve import Settings
@@ -11,9 +11,9 @@ from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.kv import KVCache
 from headway.engine.kv.tiers import make_tiers
+from headway.engine.kv_transfers import KVTransfers
 from headway.engine.overlap import Overlap
 from headway.engine.policy import make_policy
-from headway.engine.preemption import Preemption
 from headway.engine.recording import StepRecorder
 from headway.engine.scheduler import Scheduler
 from headway.engine.speculation import make_speculator
@@ -63,7 +63,7 @@ def build_scheduler(settings: Settings, cost: StepModel, clock: Clock) -> Schedu
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         policy=make_policy(settings, cost, clock, kv),
-        preemption=Preemption(
+        transfers=KVTransfers(
             kv,
             cost,
             host_blocks=cache.host_blocks,
@@ -78,13 +78,13 @@ def build_scheduler(settings: Settings, cost: StepModel, clock: Clock) -> Schedu
 
 def add_tiers(engine: Engine) -> None:
     """Enable lower tiers of the prefix cache: host memory, disk, other engines."""
-    preemption, settings = engine.scheduler.preemption, engine.settings
+    transfers, settings = engine.scheduler.transfers, engine.settings
     engine.kv.tiers = make_tiers(
         engine.kv.pools,
         settings.cache,
         engine.cost,
         engine.clock,
         settings.max_num_batched_tokens,
-        preemption.host,
-        preemption.rate,
+        transfers.host,
+        transfers.rate,
     )

@@ -371,10 +371,10 @@ class Engine:
     def check_integrity(self) -> None:
         """Assert every invariant of the engine; when idle, also that nothing is allocated."""
         self.scheduler.check_integrity()
-        is_busy = self.scheduler.preemption.is_busy or self.scheduler.overlap.steps
+        is_busy = self.scheduler.transfers.is_busy or self.scheduler.overlap.steps
         if not self._requests and not is_busy:
             assert self.kv.num_used == 0, f"{self.kv.num_used} blocks leaked"
-            assert self.scheduler.preemption.host.num_used == 0, "host blocks leaked"
+            assert self.scheduler.transfers.host.num_used == 0, "host blocks leaked"
             assert not self.scheduler.running and not self.scheduler.num_waiting
 
 

@@ -23,9 +23,9 @@ from math import inf
 from headway.admit.queue import DEFAULT_TTFT_S, RECLAIM_WAIT_SHARE
 from headway.core.clock import Clock
 from headway.engine.kv import KVCache
+from headway.engine.kv_transfers import KVTransfers
 from headway.engine.policy.policy import Policy, needs_prefill
 from headway.engine.policy.users import user_of
-from headway.engine.preemption import Preemption
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
 REFERENCE_PROMPT_TOKENS = 256
@@ -40,11 +40,11 @@ class Reclaim:
     """Decides which sequences may reclaim a slot and from which, and accounts for the cost."""
 
     def __init__(
-        self, kv: KVCache, policy: Policy, preemption: Preemption, clock: Clock, max_num_seqs: int
+        self, kv: KVCache, policy: Policy, transfers: KVTransfers, clock: Clock, max_num_seqs: int
     ) -> None:
         self.kv = kv
         self.policy = policy
-        self.preemption = preemption
+        self.transfers = transfers
         self.clock = clock
         self.max_num_seqs = max_num_seqs
         self._credit_s = RECOMPUTE_BURST_S
@@ -76,7 +76,7 @@ class Reclaim:
         if self.policy.users.num_present < 2 or not self.is_affordable:
             return
         held = self.holdings(running)
-        token_s = self.preemption.prefill_s(REFERENCE_PROMPT_TOKENS) / REFERENCE_PROMPT_TOKENS
+        token_s = self.transfers.prefill_s(REFERENCE_PROMPT_TOKENS) / REFERENCE_PROMPT_TOKENS
         passed: set[str] = set()
         for sequence in list(waiting):
             user = user_of(sequence)
@@ -100,7 +100,7 @@ class Reclaim:
 
         A token of its prompt takes `token_s`.
         """
-        if sequence.request.terms.idle_only or self.preemption.is_in_transfer(sequence):
+        if sequence.request.terms.idle_only or self.transfers.is_in_transfer(sequence):
             return False
         if sequence.num_generated:
             return True
@@ -156,7 +156,7 @@ class Reclaim:
         rows = len(running) + 1 - self.max_num_seqs
         growing = sum(s.computed % self.kv.block_size == 0 for s in running)
         hit = None if claimant.host_tables else self.kv.match_prefix(claimant, partly=False)
-        leaving = self.preemption.leaving()
+        leaving = self.transfers.leaving()
         return rows, [
             needed + promise + growing - coming - pool.num_free
             for needed, promise, coming, pool in zip(
@@ -258,10 +258,10 @@ class Reclaim:
         if sequence.sequence_id in self._reclaimed_ids:
             self._reclaimed_ids.remove(sequence.sequence_id)
             if sequence.host_tables:
-                self._credit_s -= self.preemption.copy_s(self.preemption.counts(sequence))
+                self._credit_s -= self.transfers.copy_s(self.transfers.counts(sequence))
             else:
                 lost = max(sequence.num_lost - num_cached, 0)
-                self._credit_s -= self.preemption.prefill_s(lost, num_cached)
+                self._credit_s -= self.transfers.prefill_s(lost, num_cached)
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""

@@ -124,7 +124,7 @@ class StepRecorder:
             record.user_slots = scheduler.reclaim.user_slots(scheduler.running)
         if record.num_prefill_tokens:
             record.prefilling = tuple(prefilling(scheduler, plan))
-        scheduler.preemption.tell(record)
+        scheduler.transfers.tell(record)
         if kv.tiers is not None:
             kv.tiers.tell(record)
         return record

@@ -20,7 +20,7 @@ from collections.abc import Sequence as TypingSequence
 from headway.engine.growth import Growth, Profile, has_fixed_length
 from headway.engine.kv import KVCache
 from headway.engine.kv.prefix import Hit
-from headway.engine.preemption import Preemption
+from headway.engine.kv_transfers import KVTransfers
 from headway.engine.sequence import Sequence
 from headway.perf.model import work_of
 
@@ -34,9 +34,9 @@ PreemptibleFor = Callable[[Sequence, list[Sequence]], list[Sequence]]
 class RoomFinder:
     """Blocks promised to running sequences, and refusals that still hold."""
 
-    def __init__(self, kv: KVCache, preemption: Preemption) -> None:
+    def __init__(self, kv: KVCache, transfers: KVTransfers) -> None:
         self.kv = kv
-        self.cost, self.prefill_s = preemption.cost, preemption.prefill_s
+        self.cost, self.prefill_s = transfers.cost, transfers.prefill_s
         self.growth = Growth()
         self.predicts_growth = True
         """Whether growth is predicted; if not, a sequence starts when it fits now."""

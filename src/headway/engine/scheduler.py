@@ -14,7 +14,7 @@ the order, and at most how many tokens each sequence gets.
 
 A sequence is preempted (its tokens stay known) for a decode that lacks a block, for a start of
 higher rank (`Starts`), for a reclaimed slot, and for a chunk only when nothing else can advance;
-docs/preemption.md has the table. `engine.preemption` chooses whether its KV is copied or dropped.
+docs/preemption.md has the table. `engine.kv_transfers` chooses whether its KV is copied or dropped.
 """
 
 from collections import deque
@@ -29,10 +29,10 @@ from headway.engine.kv import KVCache
 from headway.engine.kv.listing import export_full, list_full, release_and_list
 from headway.engine.kv.open_blocks import limit_to_open_blocks, release_full
 from headway.engine.kv.states import whole_tables
+from headway.engine.kv_transfers import KVTransfers
 from headway.engine.overlap import Overlap, holds_context, is_stalled
 from headway.engine.policy import Fcfs, Policy
 from headway.engine.policy.policy import list_decodes
-from headway.engine.preemption import Preemption
 from headway.engine.reclaim import Reclaim, lacks_room
 from headway.engine.room import RoomFinder
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
@@ -51,7 +51,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         policy: Policy | None = None,
-        preemption: Preemption | None = None,
+        transfers: KVTransfers | None = None,
         clock: Clock | None = None,
         speculator: Speculator | None = None,
         overlap: Overlap | None = None,
@@ -59,11 +59,11 @@ class Scheduler:
         self.kv = kv
         self.gate = gate
         self.policy = policy or Fcfs()
-        self.preemption = preemption or Preemption(kv)
+        self.transfers = transfers or KVTransfers(kv)
         self.clock = clock or SystemClock()
         self.drafts = StepDrafts(kv, self.policy, speculator, self.clock)
-        self.reclaim = Reclaim(kv, self.policy, self.preemption, self.clock, max_num_seqs)
-        self.room = RoomFinder(kv, self.preemption)
+        self.reclaim = Reclaim(kv, self.policy, self.transfers, self.clock, max_num_seqs)
+        self.room = RoomFinder(kv, self.transfers)
         self.overlap = overlap or Overlap()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -81,7 +81,7 @@ class Scheduler:
     def has_work(self) -> bool:
         if self._has_batch or self._released or self.overlap.steps:
             return True
-        return self.preemption.has_transfers or self.gate.is_open(busy=False)
+        return self.transfers.has_transfers or self.gate.is_open(busy=False)
 
     @property
     def num_waiting(self) -> int:
@@ -131,7 +131,7 @@ class Scheduler:
             self._schedule_prefills(plan, decodes, budget, may_start)
         lacking = self.is_full and lacks_room(self.waiting, self.running)
         self.policy.slot_rate.step(self.clock.now_s(), lacking=lacking)
-        self.preemption.begin(plan)
+        self.transfers.begin(plan)
         plan.finished = self.drain_released_ids()
         return plan
 
@@ -160,7 +160,7 @@ class Scheduler:
                 victim = self._choose_victim(plan)
                 if (
                     victim is sequence and any(map(is_stalled, self.running))
-                ) or self.preemption.should_wait_for_copy(sequence, victim, num_stalled):
+                ) or self.transfers.should_wait_for_copy(sequence, victim, num_stalled):
                     num_stalled += 1
                     break
                 self.preempt(victim)
@@ -186,7 +186,7 @@ class Scheduler:
                 count = self.kv.choosing.cut(sequence, count)
             count = limit_to_open_blocks(self.kv, sequence, count)
             while not self._add_row(plan, sequence, count):
-                if plan.scheduled or self.preemption.is_busy or self.overlap.steps:
+                if plan.scheduled or self.transfers.is_busy or self.overlap.steps:
                     return
                 victim = self._choose_victim(plan)
                 self.preempt(victim)
@@ -246,9 +246,9 @@ class Scheduler:
         """
         self.overlap.revert(victim)
         self.running.remove(victim)
-        if may_copy and holds_context(victim, self.kv) and self.preemption.is_cheaper(victim):
+        if may_copy and holds_context(victim, self.kv) and self.transfers.is_cheaper(victim):
             self._release_runtime_state(victim)
-            self.preemption.swap_out(victim)
+            self.transfers.swap_out(victim)
         else:
             victim.num_lost = victim.computed
             self._release(victim, is_sound=may_copy)
@@ -256,11 +256,11 @@ class Scheduler:
         self.waiting.appendleft(victim)
         self.room.invalidate()
         self.num_preemptions += 1
-        self.preemption.preempted.append((victim.request.request_id, victim.num_generated))
+        self.transfers.preempted.append((victim.request.request_id, victim.num_generated))
 
     def _release(self, sequence: Sequence, *, is_sound: bool = True) -> None:
         """Release its blocks, now or after their copy, and its state in the runtime."""
-        if not self.preemption.drop(sequence):
+        if not self.transfers.drop(sequence):
             release_and_list(
                 self.kv, sequence, is_sound=is_sound and not self.overlap.copies(sequence)
             )
@@ -282,7 +282,7 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
         """Take a step's result: append tokens, stop, release; return the updates."""
         by_id = self._by_id
-        for unserved in self.preemption.take(result):
+        for unserved in self.transfers.take(result):
             self.starts.recompute(unserved)
         self._count_computed(plan)
         for prompt in result.prompt_logprobs:
@@ -366,9 +366,9 @@ class Scheduler:
         with self.overlap.assume(foresees=self.drafts.speculator is None):
             sequences = check_places(self.running, self.waiting, self.gate, self._by_id)
             assert len(self.running) <= self.max_num_seqs
-            self.preemption.check_integrity(sequences)
+            self.transfers.check_integrity(sequences)
             self.reclaim.check_integrity(self.waiting)
-            self.kv.check_integrity([*sequences, *self.preemption.ended_in_transfer])
+            self.kv.check_integrity([*sequences, *self.transfers.ended_in_transfer])
 
 
 def check_places(

@@ -30,7 +30,7 @@ class Starts:
         running: list[Sequence],
         preempt: Callable[[Sequence], None],
     ) -> None:
-        self.kv, self.preemption, self.clock = reclaim.kv, reclaim.preemption, reclaim.clock
+        self.kv, self.transfers, self.clock = reclaim.kv, reclaim.transfers, reclaim.clock
         self.reclaim, self.room = reclaim, room
         self.waiting, self.running = waiting, running
         self.preempt = preempt
@@ -62,7 +62,7 @@ class Starts:
         if not self.waiting or not self.is_full:
             return True
         for sequence in self.reclaim.claimants(self.running, self.waiting):
-            if self._find_room(sequence, self.preemption.leaving()) is None:
+            if self._find_room(sequence, self.transfers.leaving()) is None:
                 promised = self.room.promised_blocks(self.running)
                 victims = self.reclaim.victims(sequence, self.running, promised)
                 for victim in victims:
@@ -81,7 +81,7 @@ class Starts:
         for it are preempted where that suffices. A sequence whose KV is in host memory runs when
         the copy has ended.
         """
-        if self.preemption.is_in_transfer(sequence):
+        if self.transfers.is_in_transfer(sequence):
             return False
         hit = self._find_lasting_room(plan, sequence) if lasts else self._find_room(sequence)
         hit = hit or self._preempt_for(plan, sequence)
@@ -94,13 +94,13 @@ class Starts:
         self.reclaim.charge_resumed(sequence, hit.num_tokens)
         self.room.on_start(sequence, hit)
         if sequence.host_tables:
-            self.preemption.swap_in(sequence)
+            self.transfers.swap_in(sequence)
         else:
             self.kv.reuse(sequence, hit)
             sequence.state = RUNNING
             if hit.reads:
-                self.preemption.restore(sequence, hit)
-            self.preemption.count_lost(sequence, hit.num_tokens)
+                self.transfers.restore(sequence, hit)
+            self.transfers.count_lost(sequence, hit.num_tokens)
         return True
 
     def _preempt_for(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
@@ -110,12 +110,12 @@ class Starts:
             return None
         hit = None if sequence.host_tables else self.kv.match_prefix(sequence, partly=False)
         needed = self.kv.still_needed(sequence, hit)
-        leaving = self.preemption.leaving()
+        leaving = self.transfers.leaving()
         held = [n + sum(len(s.block_tables[g]) for s in preemptible) for g, n in enumerate(leaving)]
         if not self.kv.has_room([max(n - h, 0) for n, h in zip(needed, held, strict=True)]):
             return None
         for victim in preemptible:
-            if self._find_room(sequence, self.preemption.leaving()) is not None:
+            if self._find_room(sequence, self.transfers.leaving()) is not None:
                 return None
             self.preempt(victim)
             hit = self._find_room(sequence)

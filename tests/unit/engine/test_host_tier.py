@@ -50,7 +50,7 @@ def test_what_was_evicted_is_found_in_host_memory(windows):
     assert found == 0
     for other in OTHERS[:2]:
         talk.answer_of(other, seed=1)
-    assert talk.engine.scheduler.preemption.host.lent[0]
+    assert talk.engine.scheduler.transfers.host.lent[0]
     assert talk.answer_of(PROMPT, seed=1) == (answer, 16)
     assert talk.told[-1].kv_tiers[1].tier == "host"
     restored = [record.restored_tokens for record in talk.told if record.restored_tokens]
@@ -81,11 +81,11 @@ def test_what_was_used_once_and_is_cheap_is_not_kept():
     talk.engine.kv.tiers.host.is_expensive = lambda group: False
     for prompt in (PROMPT, *OTHERS):
         talk.answer_of(prompt, seed=1)
-    assert not talk.engine.scheduler.preemption.host.lent[0]
+    assert not talk.engine.scheduler.transfers.host.lent[0]
     talk.answer_of([*OTHERS[2], 1], seed=1)
     talk.answer_of(PROMPT, seed=1)
     talk.answer_of(OTHERS[0], seed=1)
-    assert talk.engine.scheduler.preemption.host.lent[0]
+    assert talk.engine.scheduler.transfers.host.lent[0]
 
 
 def test_a_copy_that_was_lost_with_its_step_is_not_believed():
@@ -97,7 +97,7 @@ def test_a_copy_that_was_lost_with_its_step_is_not_believed():
     for other in OTHERS:
         talk.answer_of(other, seed=1)
     talk.executor._keep = keep
-    assert talk.engine.scheduler.preemption.host.lent[0]
+    assert talk.engine.scheduler.transfers.host.lent[0]
     assert talk.answer_of(PROMPT, seed=1) == (answer, 0)
 
 
@@ -109,7 +109,7 @@ def test_who_is_forgotten_is_not_found_in_host_memory():
         talk.answer_of(other, seed=1)
     talk.engine.forget(Principal(cache_salt="a").block_owner())
     talk.drain()
-    owners = {lent.owner for lent in talk.engine.scheduler.preemption.host.lent[0].values()}
+    owners = {lent.owner for lent in talk.engine.scheduler.transfers.host.lent[0].values()}
     assert owners and Principal(cache_salt="a").block_owner() not in owners
     assert talk.answer_of(PROMPT, salt="a", seed=1)[1] == 0
 

@@ -100,10 +100,10 @@ def choice(byte_s: float, token_s: float, *, shared: bool = False) -> bool:
     for number in range(1 + shared):
         world.add([1] * 12 if shared else [number] * 12, max_tokens=8, ignore_eos=True)
         world.step()
-    preemption = world.engine.scheduler.preemption
-    preemption.cost = StepModel(Prior(weights_s=0, token_s=token_s))
-    preemption.rate.byte_s = byte_s
-    return preemption.is_cheaper(world.engine.scheduler.running[-1])
+    transfers = world.engine.scheduler.transfers
+    transfers.cost = StepModel(Prior(weights_s=0, token_s=token_s))
+    transfers.rate.byte_s = byte_s
+    return transfers.is_cheaper(world.engine.scheduler.running[-1])
 
 
 def test_the_choice_is_the_cheaper_of_the_two():
@@ -120,15 +120,15 @@ def test_what_others_keep_in_memory_is_not_computed_again():
 
 def test_the_rate_is_learned_from_transfers():
     """The prior's until something was copied; then what was measured, the newest most."""
-    preemption = two_that_do_not_fit().engine.scheduler.preemption
-    assert preemption.rate.byte_s == preemption.cost.prior.copied_byte_s
-    preemption.rate.observe(1000, 0.0)
-    assert preemption.rate.byte_s == preemption.cost.prior.copied_byte_s
-    preemption.rate.observe(1000, 1e-3)
-    assert preemption.rate.byte_s == pytest.approx(1e-6)
+    transfers = two_that_do_not_fit().engine.scheduler.transfers
+    assert transfers.rate.byte_s == transfers.cost.prior.copied_byte_s
+    transfers.rate.observe(1000, 0.0)
+    assert transfers.rate.byte_s == transfers.cost.prior.copied_byte_s
+    transfers.rate.observe(1000, 1e-3)
+    assert transfers.rate.byte_s == pytest.approx(1e-6)
     for _ in range(50):
-        preemption.rate.observe(1000, 4e-3)
-    assert preemption.rate.byte_s == pytest.approx(4e-6, rel=0.01)
+        transfers.rate.observe(1000, 4e-3)
+    assert transfers.rate.byte_s == pytest.approx(4e-6, rel=0.01)
 
 
 def test_a_rate_that_stops_all_copies_is_not_for_ever():
@@ -136,9 +136,9 @@ def test_a_rate_that_stops_all_copies_is_not_for_ever():
     world = World(swap_settings(num_blocks=(33,)))
     world.add([1] * 12, max_tokens=8, ignore_eos=True)
     world.step()
-    preemption, (victim,) = world.engine.scheduler.preemption, world.engine.scheduler.running
-    preemption.rate.observe(1, 1.0)
-    choices = [preemption.is_cheaper(victim) for _ in range(200)]
+    transfers, (victim,) = world.engine.scheduler.transfers, world.engine.scheduler.running
+    transfers.rate.observe(1, 1.0)
+    choices = [transfers.is_cheaper(victim) for _ in range(200)]
     assert not any(choices[:50]) and all(choices[150:])
 
 
@@ -150,14 +150,14 @@ def test_blocks_are_pinned_until_the_copy_is_done():
     world = two_that_do_not_fit()
     world.executor.delay = lambda: 3
     scheduler = world.engine.scheduler
-    while not scheduler.preemption.is_busy:
+    while not scheduler.transfers.is_busy:
         world.step()
     (victim,) = scheduler.waiting
     computed, used = victim.computed, world.engine.kv.num_used
     assert victim.state == WAITING and victim.host_tables and any(victim.block_tables)
     for _ in range(2):
         world.step()
-        assert scheduler.preemption.is_busy and world.engine.kv.num_used >= used
+        assert scheduler.transfers.is_busy and world.engine.kv.num_used >= used
     states = set()
     while victim.state != RUNNING:
         world.step()
@@ -175,14 +175,14 @@ def test_an_abort_on_the_way_frees_everything_once(state, flying):
     world = two_that_do_not_fit()
     world.executor.delay = lambda: 2
     scheduler = world.engine.scheduler
-    while not scheduler.preemption.is_busy:
+    while not scheduler.transfers.is_busy:
         world.step()
     (victim,) = scheduler.waiting
-    while (victim.state, scheduler.preemption.is_in_transfer(victim)) != (state, flying):
+    while (victim.state, scheduler.transfers.is_in_transfer(victim)) != (state, flying):
         world.step()
     request_id = victim.request.request_id
     world.abort(request_id)
-    assert scheduler.preemption.host.num_used == (len(victim.host_tables[0]) if flying else 0)
+    assert scheduler.transfers.host.num_used == (len(victim.host_tables[0]) if flying else 0)
     world.drain()
 
 
@@ -192,18 +192,18 @@ def test_transfers_of_a_step_that_raised_are_told_again():
         for delay in (0, 2):
             world = two_that_do_not_fit()
             world.executor.delay = lambda delay=delay: delay
-            preemption = world.engine.scheduler.preemption
-            take, raised = preemption.take_unsent, set()
+            transfers = world.engine.scheduler.transfers
+            take, raised = transfers.take_unsent, set()
 
             def failing(take=take, world=world, raised=raised, stage=stage):
-                transfers = take()
-                for transfer in transfers:
+                unsent = take()
+                for transfer in unsent:
                     if transfer.direction not in raised:
                         raised.add(transfer.direction)
                         world.executor.fail_at = stage
-                return transfers
+                return unsent
 
-            preemption.take_unsent = failing
+            transfers.take_unsent = failing
             logging.disable(logging.CRITICAL)
             world.drain()
             logging.disable(logging.NOTSET)

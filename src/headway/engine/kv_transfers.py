@@ -1,4 +1,4 @@
-"""Preemption: whether the KV of a preempted sequence is recomputed, or copied out and back in.
+"""Transfers of KV: of preempted sequences, which else recompute it, and of hits in lower tiers.
 
 `is_cheaper` compares the two for a victim by the cost of a step and the rate of copies; `swap_out`
 and `swap_in` start the copies, `done` ends them. Worked example, 1,000 tokens of 12 KiB each, 10
@@ -43,8 +43,8 @@ class InFlightTransfer:
     has_failed: bool = False
 
 
-class Preemption:
-    """Preempted sequences whose KV is copied, and the choice between copying and recomputing.
+class KVTransfers:
+    """Sequences whose KV is copied between memories, and the choice of copying or recomputing it.
 
     `host_blocks` by KV group, () without host memory; `block_bytes` by group; `chunk` is the
     maximum number of prompt tokens of a step.
