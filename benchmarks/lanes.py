@@ -19,7 +19,7 @@ from headway.engine.engine import Engine
 from headway.engine.policy import Fcfs
 from headway.engine.policy.policy import PrefillTurn, needs_prefill
 from headway.engine.sequence import Sequence as Running
-from headway.engine.speculation.speculation import Speculation
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 from headway.perf.model import StepModel
 
@@ -60,7 +60,7 @@ class Lane:
     name: str
     number: int
     cost: StepModel
-    speculator: Speculation | None = None
+    speculator: AdaptiveSpeculator | None = None
     marks: list[Mark] = field(default_factory=list)
     answers: dict[int, list[int]] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
@@ -107,19 +107,19 @@ class Track:
         self.prompts: dict[int, Prompt] = {}
         """By number."""
         self.lanes: list[Lane] = []
-        self.asking: Speculation | None = None
+        self.asking: AdaptiveSpeculator | None = None
         """Asks the drafting model while prompts are computed, so that it knows them as well."""
         self.known = deepcopy(llm.engine.cost)
         """What the engine knew of the machine when it was ready."""
         speculator = self.engine.scheduler.drafts.speculator
-        drafter = speculator.drafter if isinstance(speculator, Speculation) else None
+        drafter = speculator.drafter if isinstance(speculator, AdaptiveSpeculator) else None
         self.drafter_known = deepcopy(drafter.cost) if drafter else None
         """And of its drafter."""
         self.policy = OneLane(llm.engine.cost.windows)
         scheduler = self.engine.scheduler
         scheduler.policy = scheduler.drafts.policy = scheduler.reclaim.policy = self.policy
 
-    def add(self, name: str, make: Callable[[StepModel], Speculation] | None = None) -> Lane:
+    def add(self, name: str, make: Callable[[StepModel], AdaptiveSpeculator] | None = None) -> Lane:
         """A lane that knows of the machine what the engine did at its start."""
         lane = Lane(name, len(self.lanes), deepcopy(self.known))
         lane.speculator = make(lane.cost) if make else None
@@ -160,7 +160,7 @@ class Track:
         scheduler = self.engine.scheduler
         return [*scheduler.running, *scheduler.waiting]
 
-    def _serve(self, number: int, cost: StepModel, speculator: Speculation | None) -> None:
+    def _serve(self, number: int, cost: StepModel, speculator: AdaptiveSpeculator | None) -> None:
         """The next steps are of the lane with this number, planned and learned by what it knows."""
         engine = self.engine
         self.policy.number = number

@@ -31,8 +31,8 @@ from headway.config.speculation_config import METHODS
 from headway.core import grammar as grammars
 from headway.core.grammar import Grammar
 from headway.core.request import Request, SamplingParams
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.backoff import NoBackoff
-from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 from headway.frontend.text.tools.written import OfferedTool, calls_grammar
@@ -195,18 +195,20 @@ def answer(llm: LLM, requests: list[Request]) -> tuple[Run, dict[tuple[int, int]
     return run, answers
 
 
-def speculators_of(llm: LLM, names: list[str], fixed: list[int]) -> dict[str, Speculation | None]:
+def speculators_of(
+    llm: LLM, names: list[str], fixed: list[int]
+) -> dict[str, AdaptiveSpeculator | None]:
     """By name one speculator each, with a memory of its own; "off" has none."""
     config, cost = llm.settings.speculation, llm.engine.cost
-    found: dict[str, Speculation | None] = {"off": None}
+    found: dict[str, AdaptiveSpeculator | None] = {"off": None}
     for name in names:
         sources = config.sources
         if name != "auto":
             sources = tuple(METHODS[method] for method in name.split(","))
-        found[name] = Speculation(replace(config, sources=sources), cost)
+        found[name] = AdaptiveSpeculator(replace(config, sources=sources), cost)
     for count in fixed:
         always = replace(config, num_speculative_tokens=count)
-        found[f"always {count}"] = fixed = Speculation(always, StepModel(GUESSES_PAY))
+        found[f"always {count}"] = fixed = AdaptiveSpeculator(always, StepModel(GUESSES_PAY))
         fixed.backoff = NoBackoff()
     return found
 

@@ -30,9 +30,9 @@ import numpy as np
 from common import markdown
 from headway import LLM
 from headway.config.speculation_config import SpeculationConfig
+from headway.engine.speculation.adaptive import AdaptiveSpeculator, DraftCandidate
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.controller import PlainStep
-from headway.engine.speculation.speculation import DraftCandidate, Speculation
 from headway.perf.model import StepModel
 from judged import Data, interval, say
 from lanes import Lane, Mark, Track, prompts_of
@@ -59,7 +59,7 @@ def all_of(values: Sequence[Sequence[float]], budget: int) -> list[int]:
     return counts
 
 
-class Always(Speculation):
+class Always(AdaptiveSpeculator):
     """Verifies and drafts as many draft tokens as it may, whatever they bring."""
 
     def __init__(self, config: SpeculationConfig, cost: StepModel) -> None:
@@ -73,11 +73,13 @@ class Always(Speculation):
         return all_of(values, plain.budget)
 
 
-def makers(llm: LLM, fixed: Sequence[int]) -> dict[str, Callable[[StepModel], Speculation] | None]:
+def makers(
+    llm: LLM, fixed: Sequence[int]
+) -> dict[str, Callable[[StepModel], AdaptiveSpeculator] | None]:
     """By name who makes the speculator of a choice; "off" has none."""
     config = llm.settings.speculation
-    found: dict[str, Callable[[StepModel], Speculation] | None] = {"off": None}
-    found["auto"] = lambda cost: Speculation(config, cost)
+    found: dict[str, Callable[[StepModel], AdaptiveSpeculator] | None] = {"off": None}
+    found["auto"] = lambda cost: AdaptiveSpeculator(config, cost)
     for source in [name for name in config.sources if name != "forced"]:
         for most in fixed:
             only = replace(config, sources=(source,), num_speculative_tokens=most)

@@ -15,8 +15,8 @@ import numpy as np
 
 from headway.core.errors import HeadwayError
 from headway.core.request import Request, SamplingParams
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.backoff import NoBackoff
-from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, TEST_SEED, examples
 from headway.llm import LLM
 from headway.measure.plot import Plot
@@ -186,7 +186,7 @@ def set_source(llm: LLM, source: str) -> None:
     one = replace(config, sources=(source,), num_speculative_tokens=DRAFTS)
     speculation = None
     if source != OFF:
-        speculation = Speculation(one, StepModel(ALWAYS))
+        speculation = AdaptiveSpeculator(one, StepModel(ALWAYS))
         speculation.backoff = NoBackoff()
     llm.engine.scheduler.drafts.speculator = speculation
 
@@ -266,7 +266,7 @@ HOW = (
 CLAIMS = (
     Claim(
         key="guess-draft",
-        family="Speculation",
+        family="AdaptiveSpeculator",
         says="A draft of a twentieth of the cost halves latency, the output unchanged.",
         source="Chen et al., Speculative Sampling (2023): a 4B draft of Chinchilla 70B",
         measure=draft,
@@ -275,7 +275,7 @@ CLAIMS = (
     ),
     Claim(
         key="guess-copies",
-        family="Speculation",
+        family="AdaptiveSpeculator",
         says="Where the answer copies from the input, guesses from the input double the speed.",
         source="Yang et al., Inference with Reference (2023)",
         measure=copies,
@@ -284,7 +284,7 @@ CLAIMS = (
     ),
     Claim(
         key="guess-medusa",
-        family="Speculation",
+        family="AdaptiveSpeculator",
         says="Medusa heads give 1.9 times the tokens a second.",
         source="NVIDIA, Low Latency Inference Chapter 1 (2024): Llama 3.1 405B; Cai et al., Medusa "
         "(2024): 2.2",
@@ -294,7 +294,7 @@ CLAIMS = (
     ),
     Claim(
         key="guess-lookahead",
-        family="Speculation",
+        family="AdaptiveSpeculator",
         says="Lookahead decoding speeds up 1.5 times and more without any draft.",
         source="Fu et al., Lookahead Decoding (2024): 1.5 to 2.3",
         measure=lookahead,

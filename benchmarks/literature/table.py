@@ -26,7 +26,7 @@ from literature.subject import Subject
 FAMILIES = (
     "Batching",
     "Prompt caching",
-    "Speculation",
+    "AdaptiveSpeculator",
     "KV",
     "Bottlenecks",
     "Quantization",

@@ -13,8 +13,8 @@ import pytest
 from drive import Answer, Answers, engine_for, take
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.backoff import NoBackoff
-from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import Prior, StepModel
 from parity.tiny import TWO_LAYERS, save, tiny_model
 
@@ -50,7 +50,7 @@ def made(folder: Path, kind: str, **more: object) -> Engine:
     sizes = {"max_num_batched_tokens": 48, "max_num_seqs": 6, "max_model_len": 400}
     engine = engine_for(folder, **{**sizes, **KINDS[kind], **more})
     if "speculative_method" in KINDS[kind]:
-        speculation = Speculation(engine.settings.speculation, StepModel(PAYS))
+        speculation = AdaptiveSpeculator(engine.settings.speculation, StepModel(PAYS))
         speculation.backoff = NoBackoff()
         engine.scheduler.drafts.speculator = speculation
     return engine

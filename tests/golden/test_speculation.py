@@ -7,9 +7,9 @@ from drive import engine_for, finish, greedy
 from headway.core import grammar as grammars
 from headway.core.request import Request, SamplingParams
 from headway.engine.speculation import Drafts
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.drafts import fitting
-from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import Prior, StepModel
 from headway.spec.embedded import model_folder
 
@@ -67,7 +67,7 @@ def test_the_tokens_are_the_same(method: str, expected: list[tuple[list[int], st
     if method in ("draft", "auto"):
         options["draft_model"] = "headway-draft"
     engine = engine_for(model_folder(None), **options)
-    speculation = Speculation(engine.settings.speculation, StepModel(GUESSES_PAY))
+    speculation = AdaptiveSpeculator(engine.settings.speculation, StepModel(GUESSES_PAY))
     speculation.backoff = NoBackoff()  # when a grammar is ready is a matter of time
     engine.scheduler.drafts.speculator = speculation
     drafts, forced = engine.scheduler.drafts, list[int]()

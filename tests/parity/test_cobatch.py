@@ -14,8 +14,8 @@ from drive import engine_for, finish
 from headway.config.speculation_config import SpeculationConfig
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.backoff import NoBackoff
-from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import Prior, StepModel
 from parity.cobatch import ALONE, ENGINES, MAX_LEN, VOCABULARY, check_mix, write_letters
 from parity.tiny import edit_config, save, tiny_model
@@ -78,15 +78,17 @@ def test_tokens_do_not_depend_on_guesses(alone: Engine, engines: list[Engine]):
 
 
 @pytest.fixture
-def lookahead() -> Speculation:
+def lookahead() -> AdaptiveSpeculator:
     """All guesses are verified, as a step takes no longer with them."""
-    speculation = Speculation(SpeculationConfig(sources=("lookahead",)), StepModel(GUESSES_PAY))
+    speculation = AdaptiveSpeculator(
+        SpeculationConfig(sources=("lookahead",)), StepModel(GUESSES_PAY)
+    )
     speculation.backoff = NoBackoff()
     return speculation
 
 
 def test_tokens_do_not_depend_on_windows(
-    alone: Engine, engines: list[Engine], lookahead: Speculation
+    alone: Engine, engines: list[Engine], lookahead: AdaptiveSpeculator
 ):
     """14 mixes of each model; what one mix left is guessed in the next."""
     for number in range(20, 34):
@@ -98,7 +100,7 @@ def test_tokens_do_not_depend_on_windows(
 @pytest.mark.hardening
 @pytest.mark.parametrize("first", range(60, 1060, 50))
 def test_tokens_do_not_depend_on_windows_at_length(
-    alone: Engine, engines: list[Engine], lookahead: Speculation, first: int
+    alone: Engine, engines: list[Engine], lookahead: AdaptiveSpeculator, first: int
 ):
     """1,000 more of each model."""
     for number in range(first, first + 50):

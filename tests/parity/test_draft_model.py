@@ -11,9 +11,9 @@ from headway.core.errors import UsageError
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine.engine import Engine
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.proposers.draft import OFF
-from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import Prior, StepModel
 from headway.runtime.drafter import DraftRequest
 from headway.spec.embedded import model_folder
@@ -94,7 +94,7 @@ def test_a_drafter_that_fails_is_asked_again_for_a_while(caplog: pytest.LogCaptu
     """Requests go on; nobody plans for it until it is asked again; records say why; it comes back,
     and where it fails again and again it is off for good."""
     engine, _ = drafting_engine(max_model_len=256)
-    speculation = Speculation(engine.settings.speculation, StepModel(GUESSES_PAY))
+    speculation = AdaptiveSpeculator(engine.settings.speculation, StepModel(GUESSES_PAY))
     speculation.backoff = NoBackoff()
     engine.scheduler.drafts.speculator = speculation
     requests = [greedy(number, [5 + number, 6, 7], 200) for number in range(2)]

@@ -22,7 +22,7 @@ from headway.core.service import UnloadedTimes
 from headway.engine.bisect_step import OWN_REQUEST_ID
 from headway.engine.engine import Engine
 from headway.engine.sequence import Sequence
-from headway.engine.speculation import Drafts, Speculation
+from headway.engine.speculation import AdaptiveSpeculator, Drafts
 from headway.perf.model import NOTHING, Work
 
 WARM_UP_TOKENS = 32
@@ -78,7 +78,7 @@ def calibrate_drafts(engine: Engine, budget_s: float) -> None:
     """
     drafts = engine.scheduler.drafts
     speculator = drafts.speculator
-    if not isinstance(speculator, Speculation):
+    if not isinstance(speculator, AdaptiveSpeculator):
         return
     names = count(OWN_REQUEST_ID, -1)  # what is computed here belongs to no request
     with engine.kv.unlisted():
@@ -161,7 +161,7 @@ class FixedDrafts:
 
     jumps, failure, drafting_s = False, "", 0.0
 
-    def __init__(self, speculation: Speculation | None = None, depth: int = 0) -> None:
+    def __init__(self, speculation: AdaptiveSpeculator | None = None, depth: int = 0) -> None:
         self._speculation, self._depth, self.num_drafts = speculation, depth, 0
 
     def is_due(self, num_decodes: int) -> bool:

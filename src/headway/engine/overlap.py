@@ -39,7 +39,7 @@ from headway.engine.kv import KVCache
 from headway.engine.kv.prefix import first_visible
 from headway.engine.policy.policy import list_decodes
 from headway.engine.sequence import FINISHED, RUNNING, Sequence
-from headway.engine.speculation.step import StepDraftTokens
+from headway.engine.speculation.step import StepDrafts
 
 NO_ASSUMPTION = nullcontext()
 """The context without steps in flight."""
@@ -55,7 +55,7 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
     plan: StepPlan
     started_s: float
     planned_s: float
-    drafts: StepDraftTokens
+    drafts: StepDrafts
     sequences: list[Sequence] = []
     first: tuple[int, int, dict[str, int]] = (0, 0, {})
     is_ahead: bool = False

@@ -36,7 +36,7 @@ from headway.engine.policy.policy import list_decodes
 from headway.engine.reclaim import Reclaim, lacks_room
 from headway.engine.room import RoomFinder
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
-from headway.engine.speculation import NO_DRAFTS, Drafts, Speculator, StepDrafts
+from headway.engine.speculation import NO_DRAFTS, Drafts, DraftTracker, Speculator
 from headway.engine.starts import Starts
 
 
@@ -61,7 +61,7 @@ class Scheduler:
         self.policy = policy or Fcfs()
         self.transfers = transfers or KVTransfers(kv)
         self.clock = clock or SystemClock()
-        self.drafts = StepDrafts(kv, self.policy, speculator, self.clock)
+        self.drafts = DraftTracker(kv, self.policy, speculator, self.clock)
         self.reclaim = Reclaim(kv, self.policy, self.transfers, self.clock, max_num_seqs)
         self.room = RoomFinder(kv, self.transfers)
         self.overlap = overlap or Overlap()

@@ -23,8 +23,8 @@ from headway.core.errors import RequestError
 from headway.engine.engine import Engine
 from headway.engine.grammar.compiler import compile_grammar
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.backoff import NoBackoff
-from headway.engine.speculation.speculation import Speculation
 from headway.frontend.text import Tokenizer
 from headway.perf.model import Prior, StepModel
 from random_schemas import Generator
@@ -124,7 +124,7 @@ def check_guesses(walker: Engine, tokenizer: Tokenizer, schemas: list[Any]) -> N
     before = walker.scheduler.next_step()
     config = SpeculationConfig(sources=("forced", "lookup", "suffixes"))
     guesses_pay = Prior(weights_s=1.0, token_s=1e-9, sampled_s=1e-9, read_s=1e-9)
-    speculation = Speculation(config, StepModel(guesses_pay))
+    speculation = AdaptiveSpeculator(config, StepModel(guesses_pay))
     speculation.backoff = NoBackoff()
     walker.scheduler.drafts.speculator = speculation
     guessed = generate(walker, tokenizer, schemas, MAX_TOKENS, first=2 * 10**6)

@@ -23,7 +23,7 @@ from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
 from headway.engine.sequence import MAX_FORCED
-from headway.engine.speculation.speculation import Speculation
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.perf.model import StepModel
 
 PERSON = {
@@ -61,7 +61,7 @@ def jumping(made: Grammars, **shape: object) -> Engine:
     """An engine that takes forced tokens without logits, and guesses nothing."""
     engine = engine_of(made, **shape)
     config = SpeculationConfig(sources=("forced",), num_speculative_tokens=0)
-    engine.scheduler.drafts.speculator = Speculation(config, StepModel())
+    engine.scheduler.drafts.speculator = AdaptiveSpeculator(config, StepModel())
     return engine
 
 
@@ -155,7 +155,7 @@ def test_where_log_probabilities_are_asked_for_each_token_is_sampled(made: Gramm
 def test_off_nothing_is_forced(made: Grammars):
     engine = engine_of(made)
     config = SpeculationConfig(sources=("lookup",), num_speculative_tokens=0)
-    engine.scheduler.drafts.speculator = Speculation(config, StepModel())
+    engine.scheduler.drafts.speculator = AdaptiveSpeculator(config, StepModel())
     assert sum(record.num_forced for record in run(engine, ask(RULES[1]))) == 0
 
 

@@ -20,7 +20,7 @@ from headway.core.plan import sampled_in
 from headway.core.terms import Terms
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
-from headway.engine.speculation import Speculation
+from headway.engine.speculation import AdaptiveSpeculator
 from headway.perf.model import StepModel
 from headway.spec.state import StateSpec
 from late_world import LateWorld, play
@@ -359,7 +359,7 @@ def test_grammars_give_the_same_tokens(made: Grammars, num_blocks: int, jumps: b
         engine = engine_of(made, num_blocks=num_blocks, max_model_len=60, overlap=depth)
         if jumps:
             config = SpeculationConfig(sources=("forced",), num_speculative_tokens=0)
-            engine.scheduler.drafts.speculator = Speculation(config, StepModel())
+            engine.scheduler.drafts.speculator = AdaptiveSpeculator(config, StepModel())
         found = finish(engine, *requests)
         answers.append({key: (one.tokens, one.finish_reason) for key, one in found.items()})
         assert (engine.scheduler.num_preemptions > 0) == (num_blocks == 24)

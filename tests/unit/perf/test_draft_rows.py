@@ -6,7 +6,7 @@ import pytest
 
 from headway.config.speculation_config import SpeculationConfig
 from headway.engine.calibration import calibrate, calibrate_drafts, run_prompts, verify_drafts
-from headway.engine.speculation import Speculation
+from headway.engine.speculation import AdaptiveSpeculator
 from headway.perf.model import Work
 from timed import Machine, timed_engine
 
@@ -23,7 +23,7 @@ def test_where_tokens_are_guessed_each_number_of_rows_is_known_at_the_start():
     """Its fifth row takes as long as four more: on a line from 4 to 8 it would seem to take one."""
     machine = Stepped(weights_s=0.008)
     engine, executor = timed_engine(machine=machine)
-    engine.scheduler.drafts.speculator = Speculation(
+    engine.scheduler.drafts.speculator = AdaptiveSpeculator(
         SpeculationConfig(sources=("lookup",)), engine.cost
     )
     calibrate(engine, budget_s=2.0)
@@ -33,7 +33,7 @@ def test_where_tokens_are_guessed_each_number_of_rows_is_known_at_the_start():
     for rows in range(1, 9):
         work = Work(rows, rows, rows, rows)
         assert engine.cost.seconds(work) == pytest.approx(machine.seconds(work), rel=0.06), rows
-    assert isinstance(engine.scheduler.drafts.speculator, Speculation)
+    assert isinstance(engine.scheduler.drafts.speculator, AdaptiveSpeculator)
     assert not engine.has_work
     engine.check_integrity()
 
@@ -53,7 +53,7 @@ class Growing(Machine):
 def test_the_first_of_the_widest_steps_is_not_learned_from():
     machine = Growing(weights_s=0.008)
     engine, _ = timed_engine(machine=machine)
-    engine.scheduler.drafts.speculator = Speculation(
+    engine.scheduler.drafts.speculator = AdaptiveSpeculator(
         SpeculationConfig(sources=("lookup",)), engine.cost
     )
     with engine.kv.unlisted():

@@ -18,7 +18,7 @@ from headway.core.service import LIKE_INTERACTIVE, service_classes
 from headway.engine import messages
 from headway.engine.calibration import calibrate, calibrate_drafts, unloaded_times
 from headway.engine.engine import Engine
-from headway.engine.speculation import Speculation
+from headway.engine.speculation import AdaptiveSpeculator
 from headway.perf.filter import isotonic_fit
 from headway.perf.model import ERROR_STEPS, NOTHING, Prior, StepModel, Work, prior_of
 from telemetry_cases import Ready, ceilings, llama, step, telemetry
@@ -368,7 +368,7 @@ def test_where_tokens_are_guessed_sampling_is_told_from_computing():
     """Of up to 32 rows of newcomers, each with work of its own beside, nobody can tell."""
     machine = Tiles(weights_s=0.008, token_s=4e-4, head_s=0.005, sampled_s=6e-5)
     engine, _ = timed_engine(machine=machine, new_s=3e-4, max_num_seqs=32, budget=300)
-    engine.scheduler.drafts.speculator = Speculation(
+    engine.scheduler.drafts.speculator = AdaptiveSpeculator(
         SpeculationConfig(sources=("lookup",)), engine.cost
     )
     calibrate(engine, budget_s=2.0)

@@ -2,7 +2,7 @@
 
     drafts       what the scheduler asks of a speculator, and what it hears back
     step         the draft tokens of one step, from the plan to the accepted count
-    speculation  proposers, acceptance, controller and backoff at work
+    adaptive     proposers, acceptance, controller and backoff at work
     proposers/   where draft tokens come from
     acceptance   the probability that the k-th draft token is accepted
     controller   how many draft tokens of each sequence bring the most tokens a second
@@ -14,14 +14,21 @@ here knows of tensors.
 """
 
 from headway.config.speculation_config import SpeculationConfig
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
-from headway.engine.speculation.speculation import Speculation
-from headway.engine.speculation.step import StepDrafts
+from headway.engine.speculation.step import DraftTracker
 from headway.perf.model import StepModel
 
-__all__ = ["NO_DRAFTS", "Drafts", "Speculation", "Speculator", "StepDrafts", "make_speculator"]
+__all__ = [
+    "NO_DRAFTS",
+    "Drafts",
+    "AdaptiveSpeculator",
+    "Speculator",
+    "DraftTracker",
+    "make_speculator",
+]
 
 
-def make_speculator(config: SpeculationConfig, cost: StepModel) -> Speculation | None:
+def make_speculator(config: SpeculationConfig, cost: StepModel) -> AdaptiveSpeculator | None:
     """Return the speculator of these settings; None without proposers."""
-    return Speculation(config, cost) if config.sources else None
+    return AdaptiveSpeculator(config, cost) if config.sources else None

@@ -20,7 +20,7 @@ from headway.perf.model import StepModel, work_done
 
 
 @dataclass(slots=True, kw_only=True)
-class StepDraftTokens:
+class StepDrafts:
     """Draft tokens of one step, by sequence id.
 
     Choosing them took `choose_s`. `verified` has (proposer, draft tokens, accepted ones) for each
@@ -35,7 +35,7 @@ class StepDraftTokens:
     """Sequences with draft tokens in the step; one that was preempted may return without them."""
 
 
-class StepDrafts:
+class DraftTracker:
     """The scheduler's part of speculation; without a `speculator` no step has draft tokens.
 
     `now` are the draft tokens of the step that is being planned or updated.
@@ -47,7 +47,7 @@ class StepDrafts:
         self.kv = kv
         self.policy = policy
         self.speculator, self.clock = speculator, clock
-        self.now = StepDraftTokens()
+        self.now = StepDrafts()
 
     @property
     def jumps(self) -> bool:
@@ -72,7 +72,7 @@ class StepDrafts:
             num_forced = min(sequence.num_missing - 1, spare) if sequence.num_forced else 0
             planned.append((sequence, 1 + num_forced))
             spare -= num_forced
-        self.now = StepDraftTokens()
+        self.now = StepDrafts()
         if self.speculator.is_due(len(decodes)):
             self._choose(decodes, spare)
         return planned

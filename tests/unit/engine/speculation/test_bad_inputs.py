@@ -10,6 +10,7 @@ from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepR
 from headway.core.request import Request, SamplingParams
 from headway.engine.build import build_engine
 from headway.engine.sequence import FINISHED, Sequence
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.proposers.ngram import NGramProposer
 from headway.engine.speculation.proposers.suffix import (
@@ -18,7 +19,6 @@ from headway.engine.speculation.proposers.suffix import (
     PastAnswers,
     SuffixProposer,
 )
-from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import Prior, StepModel
 
 LENGTH, TOKEN = 100_000, 7
@@ -56,7 +56,7 @@ def test_a_prompt_of_one_token_a_hundred_thousand_times():
     )
     engine = build_engine(Parrot(), settings, vocab_size=100, eos_token_ids=(0,))
     config = SpeculationConfig(sources=("lookup", "suffixes"), num_speculative_tokens=8)
-    speculation = Speculation(config, StepModel(GUESSES_PAY))
+    speculation = AdaptiveSpeculator(config, StepModel(GUESSES_PAY))
     speculation.backoff = NoBackoff()
     engine.scheduler.drafts.speculator = speculation
     itself, past = speculation.proposers

@@ -11,9 +11,9 @@ from headway.core.plan import Sample
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.engine.sequence import FINISHED, Sequence
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.backoff import PROBE_STEPS
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, common_prefix
-from headway.engine.speculation.speculation import Speculation
 from headway.perf.filter import BREAKPOINTS
 from headway.perf.model import StepModel, Work, work_of
 
@@ -36,7 +36,7 @@ class Traffic:
         self.rng, self.next_id, self.num_asked = random.Random(seed), 0, 0
         self.cost = cost_of_machine()
         config = SpeculationConfig(sources=("lookup", "suffixes"))
-        self.speculation = Speculation(config, self.cost)
+        self.speculation = AdaptiveSpeculator(config, self.cost)
         self.running: list[tuple[Sequence, list[int]]] = []
 
     def begin(self, copies: bool) -> None:

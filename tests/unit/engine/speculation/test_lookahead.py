@@ -13,6 +13,7 @@ from headway.core.plan import Sample
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.engine.sequence import Sequence
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.drafts import Drafts
 from headway.engine.speculation.proposers.lookahead import (
     BYTES_PER_ENTRY,
@@ -23,7 +24,6 @@ from headway.engine.speculation.proposers.lookahead import (
     Lookahead,
     NGramPool,
 )
-from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import Prior, StepModel, work_of
 
 ADDED = st.tuples(
@@ -212,7 +212,7 @@ def test_no_more_is_looked_for_than_may_pay():
 def num_riding(row_s: float, model) -> float:
     """Guesses a step, of a sequence of 300 tokens, where a step takes 10 ms and so much a row."""
     cost = StepModel(Prior(weights_s=0.01, token_s=row_s, sampled_s=row_s))
-    speculation = Speculation(SpeculationConfig(sources=("lookahead",)), cost)
+    speculation = AdaptiveSpeculator(SpeculationConfig(sources=("lookahead",)), cost)
     sequence, counts = sequence_of([1, 2, 3]), []
     while len(sequence.tokens) < 300:
         sequence.computed = len(sequence.tokens) - 1

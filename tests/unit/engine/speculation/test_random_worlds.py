@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from engine_world import EXAMPLES, VOCAB, World, additions, perform, shapes
 from fakes import make_settings
 from headway.config.speculation_config import SpeculationConfig
+from headway.engine.speculation.adaptive import AdaptiveSpeculator
 from headway.engine.speculation.backoff import Backoff
 from headway.engine.speculation.proposers.proposal import Proposal
 from headway.engine.speculation.proposers.suffix import SuffixProposer
-from headway.engine.speculation.speculation import Speculation
 
 advances = st.tuples(st.just("step"), st.integers(1, 12))
 operations = st.lists(
@@ -84,7 +84,7 @@ def speculating_world(shape, seed: int) -> World:
     world = World(shape)
     sources = ("lookup", "suffixes", "draft") if seed % 3 else ("lookup", "suffixes")
     config = SpeculationConfig(sources=sources, num_speculative_tokens=4, draft_share=0.01)
-    speculation = Speculation(config, world.engine.cost)
+    speculation = AdaptiveSpeculator(config, world.engine.cost)
     speculation.backoff = RandomBackoff(seed)
     others = speculation.proposers[:-2]
     speculation.proposers = [*others, AnswerProposer(world._truth, seed), SuffixProposer()]
@@ -95,7 +95,7 @@ def speculating_world(shape, seed: int) -> World:
     return world
 
 
-def verified(speculation: Speculation) -> tuple[int, int]:
+def verified(speculation: AdaptiveSpeculator) -> tuple[int, int]:
     """Return how many draft tokens were verified and accepted so far."""
     counts = speculation.counts.values()
     return sum(count for count, _ in counts), sum(accepted for _, accepted in counts)

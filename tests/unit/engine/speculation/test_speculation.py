@@ -9,15 +9,15 @@ from headway.core.plan import Sample
 from headway.core.request import Request, SamplingParams
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.acceptance import SequenceOdds
+from headway.engine.speculation.adaptive import (
+    PLAIN_INTERVAL,
+    PROBE_TOKENS,
+    AdaptiveSpeculator,
+    DraftCandidate,
+)
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.controller import PlainStep
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts
-from headway.engine.speculation.speculation import (
-    PLAIN_INTERVAL,
-    PROBE_TOKENS,
-    DraftCandidate,
-    Speculation,
-)
 from headway.perf.model import Prior, StepModel, work_of
 
 
@@ -31,7 +31,7 @@ def test_rows_that_seemed_dear_are_tried_again():
     """Their price is learned only from steps that have them, so a few are spent on it."""
     prior = Prior(weights_s=0.01, token_s=0.01)
     cost, machine = StepModel(prior), StepModel(Prior(weights_s=0.01, token_s=1e-5))
-    speculation = Speculation(SpeculationConfig(sources=("lookup",)), cost)
+    speculation = AdaptiveSpeculator(SpeculationConfig(sources=("lookup",)), cost)
     sequence = copying_sequence()
     sequence.computed = len(sequence.tokens) - 1
     counts = []
@@ -63,7 +63,7 @@ CHEAP = Prior(weights_s=1.0, token_s=1e-6, sampled_s=1e-6)
 def test_what_the_drafter_contradicts_does_not_ride():
     """Behind 1 2 3 4 5 came 1 all through the prompt; in the answer comes another token each time,
     and the drafter knows. Its one or two guesses promise less than four behind a long match."""
-    speculation = Speculation(DRAFTING, StepModel(CHEAP))
+    speculation = AdaptiveSpeculator(DRAFTING, StepModel(CHEAP))
     sequence = copying_sequence()
     truth = [token for new in range(100, 160) for token in (new, 1, 2, 3, 4, 5)]
     sources = []
@@ -84,7 +84,7 @@ def test_what_the_drafter_contradicts_does_not_ride():
 
 def test_a_drafter_that_knows_where_answers_end_is_believed():
     """The token behind one that ends an answer is drawn, and told to nobody: `9 2` was right."""
-    speculation = Speculation(replace(DRAFTING, sources=("draft",)), StepModel(CHEAP))
+    speculation = AdaptiveSpeculator(replace(DRAFTING, sources=("draft",)), StepModel(CHEAP))
     for number in range(20):
         request = Request(number, [7, 8], SamplingParams(temperature=0))
         stops = frozenset([2])
@@ -105,7 +105,7 @@ def test_a_drafter_that_knows_where_answers_end_is_believed():
 
 def test_a_doubtful_match_does_not_keep_the_drafter_from_being_asked():
     """One token was found again: that a guess behind it may be right is no reason to wait."""
-    speculation = Speculation(DRAFTING, StepModel(CHEAP))
+    speculation = AdaptiveSpeculator(DRAFTING, StepModel(CHEAP))
     request = Request(1, [7, 8, 9, 5, 6, 3, 4, 7], SamplingParams(temperature=0))
     sequence = Sequence(1, request, 0, num_groups=1, stop_ids=frozenset(), max_len=500, seed=0)
     sequence.computed = len(sequence.tokens) - 1
@@ -117,7 +117,7 @@ def test_a_probe_asks_for_one_guess_of_every_sequence():
     """What a pass costs is paid once: each sequence in it tells as much as the first."""
     bound = Prior(weights_s=1.0, token_s=0.1)
     slow = replace(DRAFTING, sources=("draft",), draft_share=2.0)
-    speculation = Speculation(slow, StepModel(bound))
+    speculation = AdaptiveSpeculator(slow, StepModel(bound))
     request = Request(1, [7, 8, 9], SamplingParams(temperature=0))
     decodes = [
         Sequence(n, request, 0, num_groups=1, stop_ids=frozenset(), max_len=500, seed=0)
@@ -135,7 +135,7 @@ def test_a_probe_asks_for_one_guess_of_every_sequence():
 def test_a_probe_verifies_a_few_draft_tokens_that_do_not_seem_to_pay():
     """After 16 steps, 32, 64 …: what their rows take is learned from steps that have them."""
     dear = StepModel(Prior(weights_s=1e-4, token_s=1.0))
-    speculation = Speculation(SpeculationConfig(sources=("lookup",)), dear)
+    speculation = AdaptiveSpeculator(SpeculationConfig(sources=("lookup",)), dear)
     speculation.backoff = NoBackoff()
     sequence, verified = copying_sequence(), []
     for step in range(1, 300):
@@ -153,7 +153,7 @@ def test_a_probe_verifies_a_few_draft_tokens_that_do_not_seem_to_pay():
 def varied(chance: float, num_steps: int, saved: float = 2.0) -> list[int]:
     """Step by step how many of two draft tokens of one sequence are verified, where asking saves so
     many plain steps."""
-    speculation = Speculation(SpeculationConfig(sources=("lookup",)), StepModel(CHEAP))
+    speculation = AdaptiveSpeculator(SpeculationConfig(sources=("lookup",)), StepModel(CHEAP))
     speculation._saved = saved
     chances = [chance, chance]
     decodes, candidate = work_of([100], (0,)), DraftCandidate(Drafts([1, 2]), chances, chances)
@@ -172,7 +172,7 @@ def test_where_draft_tokens_gain_little_a_step_now_and_then_has_none():
 def test_what_goes_on_is_found_without_the_drafter():
     """A long match of which all is mostly right: what the drafter says is not needed beside it."""
     config = replace(DRAFTING, draft_share=0.2)
-    speculation = Speculation(config, StepModel(Prior(weights_s=0.01, token_s=1e-4)))
+    speculation = AdaptiveSpeculator(config, StepModel(Prior(weights_s=0.01, token_s=1e-4)))
     sequence, drafted = copying_sequence(), []
     for _ in range(100):
         sequence.computed = len(sequence.tokens) - 1
@@ -188,7 +188,7 @@ def test_what_goes_on_is_found_without_the_drafter():
 
 def test_where_prompts_wait_nothing_is_verified_nor_drafted():
     """There a token saves no more than its row takes, and a draft token is less sure."""
-    speculation = Speculation(DRAFTING, StepModel(CHEAP))
+    speculation = AdaptiveSpeculator(DRAFTING, StepModel(CHEAP))
     sequence = copying_sequence()
     sequence.computed = len(sequence.tokens) - 1
     beside = work_of([sequence.computed], (0,))
@@ -213,7 +213,7 @@ def test_drafters_guess_behind_a_prompt_where_that_pays():
         ("lookup", 0.0, None, memory_binds, 0),
     ):
         config = SpeculationConfig(sources=(source,), draft_share=share, medusa=medusa)
-        speculation = Speculation(config, StepModel(prior))
+        speculation = AdaptiveSpeculator(config, StepModel(prior))
         sequence = copying_sequence()
         assert speculation.num_after_prompt(sequence, 0) == most
         sequence.take(Sample(1, [1]), 0.0)
@@ -225,7 +225,7 @@ def test_a_drafter_does_not_guess_behind_a_prompt_of_which_the_model_found_most(
     and the model computes 50."""
     cost = StepModel(Prior(weights_s=1e-4, token_s=1e-3))
     config = SpeculationConfig(sources=("draft",), draft_share=0.004)
-    speculation = Speculation(config, cost)
+    speculation = AdaptiveSpeculator(config, cost)
     request = Request(1, [*range(10, 1010)], SamplingParams())
     sequence = Sequence(1, request, 0, num_groups=1, stop_ids=frozenset(), max_len=2000, seed=0)
     assert not speculation._delays_first_token(sequence, 0)
@@ -238,7 +238,7 @@ def test_nothing_is_drafted_behind_a_prompt_where_the_next_step_would_not_verify
     """Beside 32 decodes whose rows take what a token takes; alone it is. Nor while backed off."""
     dear = Prior(weights_s=1e-4, token_s=0.01, any_sampled_s=1e-4, sampled_s=0.0)
     config = SpeculationConfig(sources=("medusa",), draft_share=1e-3, medusa=HEADS)
-    speculation = Speculation(config, StepModel(dear))
+    speculation = AdaptiveSpeculator(config, StepModel(dear))
     decodes = [copying_sequence() for _ in range(32)]
     for number, sequence in enumerate(decodes):
         sequence.sequence_id = number
@@ -258,7 +258,7 @@ def test_nothing_is_drafted_behind_a_prompt_where_the_next_step_would_not_verify
 def test_what_heads_guess_behind_a_prompt_is_verified_in_the_next_step():
     config = SpeculationConfig(sources=("medusa",), draft_share=0.1, medusa=HEADS)
     cost = StepModel(Prior(weights_s=0.01, token_s=1e-5))
-    speculation, sequence = Speculation(config, cost), copying_sequence()
+    speculation, sequence = AdaptiveSpeculator(config, cost), copying_sequence()
     speculation.num_after_prompt(sequence, 0)
     sample = Sample(1, [1], drafts=[2, 3, 4])
     sequence.take(sample, 0.0)
@@ -274,7 +274,7 @@ def test_how_every_prompt_ends_tells_nothing_of_the_answer():
     answer is found again, a long match, and no row is spent on it, which is a quarter of a token.
     Nor does that spoil what a match within an answer is worth."""
     cost = StepModel(Prior(weights_s=1e-4, token_s=0.01, any_sampled_s=0.03, sampled_s=0.0))
-    speculation = Speculation(SpeculationConfig(sources=("suffixes",)), cost)
+    speculation = AdaptiveSpeculator(SpeculationConfig(sources=("suffixes",)), cost)
     counts = []
     for number in range(40):
         request = Request(number, [50 + number, *range(8)], SamplingParams(temperature=0))

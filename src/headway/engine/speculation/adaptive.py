@@ -99,7 +99,7 @@ class SequenceState:
         """Of this step: (proposer, proposal, context), see `acceptance`."""
 
 
-class Speculation:
+class AdaptiveSpeculator:
     """Speculator of an engine; see `drafts.Speculator`."""
 
     def __init__(self, config: SpeculationConfig, cost: StepModel) -> None:
