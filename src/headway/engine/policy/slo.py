@@ -5,8 +5,7 @@ Sequences that lack more than a token are sorted anew in each step (`PrefillClas
     aged      overtaken by more tokens of later requests than its bound: by arrival
     on time   short, and can still meet its deadline (`policy.on_time`): by deadline
     late      short, and cannot: by arrival; first, where all on time can spare the time
-    lane      long by its predicted prefill without load: those on time by deadline, then the
-              shortest
+    long      by its predicted prefill without load: those on time by deadline, then the shortest
     idle      of a class that takes what others leave
 
 A step lasts as long as the decodes in it can bear, and no longer than `max_step_s`, since a new
@@ -15,7 +14,7 @@ long prompts get a tenth of it while others wait, and all that those leave. Ten 
 chat a little and never stop it; a prompt of P tokens is overtaken by its bound and 9 P tokens at
 most, for then no later request goes before it.
 
-    decodes 40 ms │ aged, lane 10% │ on time, late 90%   │ the rest: lane, then idle
+    decodes 40 ms │ aged, long 10% │ on time, late 90%   │ the rest: long, then idle
     0            40               48                   120 ms
 
 While rows or blocks are short a waiting prompt takes as long as it takes until one is free
@@ -45,7 +44,7 @@ from headway.engine.policy.slo_classes import (
     PrefillClass,
     Ranked,
     order_aged,
-    order_lane,
+    order_long,
     order_short,
 )
 from headway.engine.policy.slo_state import (
@@ -124,9 +123,9 @@ class SloPolicy(Fcfs):
         self.prefill_token_s = self.unloaded_token_s = 0.0
         self._idle_ids, self._ttft_ids = set[int](), set[int]()
         """Ids of sequences of idle classes, and of those with a TTFT objective."""
-        self._step_s = self._lane_step_s = MAX_STEP_S
-        """Upper bounds of the step (seconds): for all prompts, and for lane and idle ones."""
-        self._lane_waits = self._has_draft_tokens = False
+        self._step_s = self._long_step_s = MAX_STEP_S
+        """Upper bounds of the step (seconds): for all prompts, and for long and idle ones."""
+        self._long_waits = self._has_draft_tokens = False
         self._work, self._num_decodes = NOTHING, 0
         """The work of the step planned so far, and how many of its rows are decodes."""
         self._shed, self._prefills, self._running_prefills = [list[Sequence]() for _ in range(3)]
@@ -181,7 +180,7 @@ class SloPolicy(Fcfs):
         decodes = [s for s in rows if not self.is_idle(s)] if idle else rows
         self._work = decode_work(decodes, self.cost.windows)
         max_s, decode_s = self._max_step_s(), self.cost.seconds(self._work)
-        self._step_s, self._lane_step_s = self.step_limits(decodes, max_s, now_s, decode_s)
+        self._step_s, self._long_step_s = self.step_limits(decodes, max_s, now_s, decode_s)
         self._startable = waiting if len(running) < self.max_num_seqs else ()
         if not idle:
             return decodes
@@ -195,7 +194,7 @@ class SloPolicy(Fcfs):
             return idle
         for sequence in idle:
             work = self.cost.add_chunk(self._work, sequence.computed, sequence.num_missing)
-            if self.cost.seconds(work) > self._lane_step_s:
+            if self.cost.seconds(work) > self._long_step_s:
                 break
             decodes.append(sequence)
             self._work = work
@@ -212,15 +211,15 @@ class SloPolicy(Fcfs):
         self, rows: list[Sequence], max_s: float, now_s: float, decode_s: float
     ) -> tuple[float, float]:
         """Return how long a step may last for `rows` to meet TPOT: for prompts that can be on time,
-        and for lane and idle ones; both at most `max_s`.
+        and for long and idle ones; both at most `max_s`.
 
         Token k is due k objectives after the first, so time that quick steps have saved may be
         spent. Where a step brings several tokens, the last of them counts. Where decodes take most
         of the objective, prompts get half of the rest (`halfway_step_s`). A sequence without an
         objective, or that misses it anyway, sets no limit.
         """
-        step_s = lane_step_s = max_s
-        for sequence in [s for s in rows if s.policy_state.lane_step_s < max_s]:
+        step_s = long_step_s = max_s
+        for sequence in [s for s in rows if s.policy_state.long_step_s < max_s]:
             state = slo_state(sequence)
             tpot_s = effective_tpot_s(sequence) if state.tpot_s is None else state.tpot_s
             if not tpot_s:
@@ -236,8 +235,8 @@ class SloPolicy(Fcfs):
                 first_s, num_steps = state.first_token_s - now_s, last_token / state.tokens_per_step
                 half_s = halfway_step_s(first_s, num_steps, objective_s, decode_s)
                 step_s = min(step_s, max(due_s, catch_up_s, half_s))
-            lane_step_s = min(lane_step_s, state.lane_step_s)
-        return step_s, lane_step_s
+            long_step_s = min(long_step_s, state.long_step_s)
+        return step_s, long_step_s
 
     def draft_limits(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
         """Return the step's work, its upper bound in seconds, and whether prompts wait."""
@@ -251,7 +250,7 @@ class SloPolicy(Fcfs):
     def reserve_drafting(self, seconds: float) -> None:
         """Take the time of drafting from that of prompts."""
         self._step_s -= seconds
-        self._lane_step_s -= seconds
+        self._long_step_s -= seconds
 
     # ── prompts ─────────────────────────────────────────────────────────────────────────────
 
@@ -280,13 +279,13 @@ class SloPolicy(Fcfs):
         time = self._divide_step(groups)
         yield from self._aged_turns(groups, time, min_tokens)
         yield from self._short_turns(groups, time, min_tokens)
-        yield from self._lane_and_idle_turns(groups, time, 0 if decodes else min_tokens)
+        yield from self._long_and_idle_turns(groups, time, 0 if decodes else min_tokens)
 
     def _divide_step(self, groups: Groups) -> StepTime:
         """Return how the step's time is divided between decodes and prompts."""
         decode_s = self.cost.seconds(self._work)
         prefill_s = max(self._step_s - decode_s, 0.0)
-        reserved_s = prefill_s * self.config.lane_share if groups.aged or groups.lane else 0.0
+        reserved_s = prefill_s * self.config.lane_share if groups.aged or groups.long else 0.0
         return StepTime(decode_s, prefill_s, reserved_s)
 
     def _aged_turns(self, groups: Groups, time: StepTime, min_tokens: int) -> Iterator[PrefillTurn]:
@@ -313,16 +312,16 @@ class SloPolicy(Fcfs):
         yield from self._offer(groups.on_time, time.decode_s + share_s, min_tokens)
         yield from self._offer(groups.late, time.decode_s + share_s, 0)
 
-    def _lane_and_idle_turns(
+    def _long_and_idle_turns(
         self, groups: Groups, time: StepTime, min_tokens: int
     ) -> Iterator[PrefillTurn]:
-        """Yield the lane, then idle classes: the reserved share, and what others left.
+        """Yield long ones, then idle classes: the reserved share, and what others left.
 
-        They make the step no longer than `LANE_TPOT_SHARE` of TPOT, but for the reserved share.
+        They make the step no longer than `LONG_TPOT_SHARE` of TPOT, but for the reserved share.
         """
-        lane_s = max(self._lane_step_s, self.cost.seconds(self._work) + time.reserved_s)
-        until_s = min(time.decode_s + time.prefill_s, lane_s)
-        yield from self._offer(groups.lane, until_s, min_tokens)
+        long_s = max(self._long_step_s, self.cost.seconds(self._work) + time.reserved_s)
+        until_s = min(time.decode_s + time.prefill_s, long_s)
+        yield from self._offer(groups.long, until_s, min_tokens)
         yield from self._offer(groups.idle, until_s, min_tokens)
 
     def _offer(
@@ -348,7 +347,7 @@ class SloPolicy(Fcfs):
     def _classify(self, prefills: list[Sequence]) -> Groups:
         """Return `prefills` by class, each class in its order; shed those that are too late."""
         now_s = self.clock.now_s()
-        token_s = self.prefill_token_s / (1 - self.config.lane_share * self._lane_waits)
+        token_s = self.prefill_token_s / (1 - self.config.lane_share * self._long_waits)
         row_s = self.slot_rate.row_s(now_s)
         jobs: list[list[Job]] = [[] for _ in PrefillClass]
         for sequence in prefills:
@@ -360,10 +359,10 @@ class SloPolicy(Fcfs):
             for late in short.late + long.late:
                 self._shed_late(late, now_s, token_s)
         aged = order_aged(jobs[PrefillClass.AGED])
-        self._lane_waits = bool(aged or long.on_time or any(long.late))
+        self._long_waits = bool(aged or long.on_time or any(long.late))
         on_time, late = order_short(short, token_s, row_s)
         idle = [sequence for _, sequence in jobs[PrefillClass.IDLE]]
-        return Groups(aged=aged, on_time=on_time, late=late, lane=order_lane(long), idle=idle)
+        return Groups(aged=aged, on_time=on_time, late=late, long=order_long(long), idle=idle)
 
     def _prefill_class(self, sequence: Sequence) -> PrefillClass:
         """Return the class of `sequence`; long is what takes long without load."""

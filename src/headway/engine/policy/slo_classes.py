@@ -31,7 +31,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     aged: list[Sequence]
     on_time: list[Sequence]
     late: list[Sequence]
-    lane: list[Sequence]
+    long: list[Sequence]
     idle: list[Sequence]
 
 
@@ -72,7 +72,7 @@ def order_short(
     return late[:num_fitting] + short.on_time, late[num_fitting:]
 
 
-def order_lane(long: Ranked) -> list[Sequence]:
+def order_long(long: Ranked) -> list[Sequence]:
     """Return long sequences: those on time by deadline, then the shortest first."""
     for late in long.late:
         late.sort(key=num_uncomputed)

@@ -7,7 +7,7 @@ from headway.engine.sequence import WAITING, Sequence
 
 TOKENS_PER_STEP_DECAY = 0.1
 """Weight of the newest step in the mean number of tokens that a step brings."""
-LANE_TPOT_SHARE = 0.6
+LONG_TPOT_SHARE = 0.6
 """Share of the TPOT objective that a step aims at when only long and idle prompts extend it."""
 
 
@@ -21,7 +21,7 @@ class SloState:
     `tokens_per_step`: mean tokens of a step, above 1 with accepted draft tokens.
     `tpot_s`: the TPOT objective that it is held to, 0 without one or after a late first token; None
     before the first token, which came at `first_token_s`.
-    `lane_step_s`: shorter steps need not look at its TPOT; infinite without an objective, 0 before
+    `long_step_s`: shorter steps need not look at its TPOT; infinite without an objective, 0 before
     the first token.
     """
 
@@ -31,7 +31,7 @@ class SloState:
     tokens_per_step: float = 1.0
     tpot_s: float | None = None
     first_token_s: float = 0.0
-    lane_step_s: float = 0.0
+    long_step_s: float = 0.0
 
     def count_step(self) -> None:
         """Count a step that computes its next token."""
@@ -44,7 +44,7 @@ class SloState:
     def _add_tokens(self, more: float) -> None:
         self.tokens_per_step += more
         if self.tpot_s:
-            self.lane_step_s = self.tokens_per_step * self.tpot_s * LANE_TPOT_SHARE
+            self.long_step_s = self.tokens_per_step * self.tpot_s * LONG_TPOT_SHARE
 
 
 def slo_state(sequence: Sequence) -> SloState:
@@ -72,8 +72,8 @@ def effective_tpot_s(sequence: Sequence) -> float:
     state = slo_state(sequence)
     state.first_token_s = sequence.first_token_s
     state.tpot_s = 0.0 if missed_ttft(sequence) else sequence.request.terms.tpot_s or 0.0
-    step_s = state.tokens_per_step * state.tpot_s * LANE_TPOT_SHARE
-    state.lane_step_s = step_s if state.tpot_s else inf
+    step_s = state.tokens_per_step * state.tpot_s * LONG_TPOT_SHARE
+    state.long_step_s = step_s if state.tpot_s else inf
     return state.tpot_s
 
 
