@@ -129,11 +129,11 @@ def unloaded_times(engine: Engine) -> UnloadedTimes:
         return UnloadedTimes()
     chunk = settings.max_num_batched_tokens
     length = max(min(TYPICAL_PROMPT_TOKENS, settings.max_model_len // 2), 1)
-    prompt_s = cost.prefill_s(length, 0, chunk)
+    prompt_s = cost.predict_prefill_s(length, 0, chunk)
     return UnloadedTimes(
         num_tokens=length,
         prompt_s=prompt_s,
-        token_s=(cost.prefill_s(2 * length, 0, chunk) - prompt_s) / length,
+        token_s=(cost.predict_prefill_s(2 * length, 0, chunk) - prompt_s) / length,
         tpot_s=cost.seconds(cost.add_chunk(NOTHING, length, 1)),
     )
 

@@ -95,11 +95,11 @@ class KVTransfers:
         Its own blocks count as lost, because it is preempted to free blocks.
         """
         num_shared = self.kv.num_kept_by_others(victim)
-        return self.prefill_s(victim.computed - num_shared, num_shared)
+        return self.predict_prefill_s(victim.computed - num_shared, num_shared)
 
-    def prefill_s(self, num_tokens: int, start: int = 0) -> float:
+    def predict_prefill_s(self, num_tokens: int, start: int = 0) -> float:
         """Return the predicted seconds to compute `num_tokens` after `start` others, alone."""
-        return self.cost.prefill_s(num_tokens, start, self.chunk)
+        return self.cost.predict_prefill_s(num_tokens, start, self.chunk)
 
     def _bytes(self, counts: list[int]) -> int:
         return sum(n * size for n, size in zip(counts, self.block_bytes, strict=True))

@@ -76,7 +76,9 @@ class Reclaim:
         if self.policy.users.num_present < 2 or not self.is_affordable:
             return
         held = self.holdings(running)
-        token_s = self.transfers.prefill_s(REFERENCE_PROMPT_TOKENS) / REFERENCE_PROMPT_TOKENS
+        token_s = (
+            self.transfers.predict_prefill_s(REFERENCE_PROMPT_TOKENS) / REFERENCE_PROMPT_TOKENS
+        )
         passed: set[str] = set()
         for sequence in list(waiting):
             user = user_of(sequence)
@@ -261,7 +263,7 @@ class Reclaim:
                 self._credit_s -= self.transfers.copy_s(self.transfers.counts(sequence))
             else:
                 lost = max(sequence.num_lost - num_cached, 0)
-                self._credit_s -= self.transfers.prefill_s(lost, num_cached)
+                self._credit_s -= self.transfers.predict_prefill_s(lost, num_cached)
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""

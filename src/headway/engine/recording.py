@@ -92,7 +92,7 @@ class StepRecorder:
         usage = max([n / (pool.num_blocks - 1) for n, pool in zip(used, kv.pools)])
         used = [sum(used)] if kv.split is not None else used
         work = self.count(plan.scheduled, cost.windows)
-        prefill_s, alone_s = self._prefill_pace(plan)
+        token_s, alone_s = self._prefill_pace(plan)
         record = StepRecord(
             step=plan.step,
             started_s=started_s,
@@ -112,7 +112,7 @@ class StepRecorder:
             sample_s=timings.sample_s,
             draft_s=timings.draft_s,
             experts_read=result.experts_read,
-            prefill_s_per_token=prefill_s,
+            prefill_s_per_token=token_s,
             alone_s_per_token=alone_s,
             row_s=policy.slot_rate.row_s(scheduler.clock.now_s()),
             transfer_s=result.transfer_s,

@@ -36,7 +36,7 @@ class RoomFinder:
 
     def __init__(self, kv: KVCache, transfers: KVTransfers) -> None:
         self.kv = kv
-        self.cost, self.prefill_s = transfers.cost, transfers.prefill_s
+        self.cost, self.predict_prefill_s = transfers.cost, transfers.predict_prefill_s
         self.growth = Growth()
         self.predicts_growth = True
         """Whether growth is predicted; if not, a sequence starts when it fits now."""
@@ -139,7 +139,7 @@ class RoomFinder:
         now_s = cost.seconds(work_of(contexts, cost.windows))
         more_s = cost.seconds(work_of([*contexts, own], cost.windows)) - now_s
         saved_s = steps * (now_s / len(running) - more_s)
-        return saved_s > self.prefill_s(own + steps)
+        return saved_s > self.predict_prefill_s(own + steps)
 
     def _predict_growth(
         self, sequence: Sequence, running: list[Sequence], step: int, preemptible: list[Sequence]

@@ -299,7 +299,7 @@ class StepModel:
         chunk = max(self.chunk(step_s, other_work, 0, most), min(MIN_CHUNK_TOKENS, most))
         return self.seconds(self.add_chunk(other_work, 0, chunk)) / chunk
 
-    def prefill_s(
+    def predict_prefill_s(
         self, num_tokens: int, start: int, chunk: int, other_work: Work = NOTHING
     ) -> float:
         """Return the seconds of `num_tokens` from `start` in chunks, in addition to decodes."""

@@ -194,7 +194,7 @@ class Telemetry:
             timeline = self._by_engine.get(request_id)
             if timeline is not None:
                 timeline.computed[request_id, index] = computed
-                timeline.prefill_s = self.clock.now_s()
+                timeline.last_prefill_s = self.clock.now_s()
         if num_preemptions:
             self._note_preemptions(record, num_preemptions)
 

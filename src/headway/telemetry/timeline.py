@@ -57,7 +57,7 @@ class RequestTimeline:
             "parent",
             "preempted_after",
         ),
-        *("preempted_s", "prefill_s", "published_s", "request_id", "scheduled_s"),
+        *("last_prefill_s", "preempted_s", "published_s", "request_id", "scheduled_s"),
         *("service_class", "times"),
     )
 
@@ -93,7 +93,8 @@ class RequestTimeline:
         self.first_s: float | None = None
         self.published_s: float | None = None
         """Time at which the first text for the user was sent: no reasoning, no tool call."""
-        self.prefill_s = self.preempted_s = 0.0
+        self.last_prefill_s = self.preempted_s = 0.0
+        """Times of the last step that computed its prompt, and of its last preemption."""
         self.cached_tokens = 0
         self.num_preemptions = self.preempted_after = 0
         self.num_drafts = self.num_kept_drafts = self.num_forced = 0
@@ -255,12 +256,12 @@ class RequestTimeline:
         Tokens generated before a preemption are sent after its notice, so their number is compared.
         `scheduled_s` arrives with the first token, prefill chunks of a long prompt before it.
         """
-        if self.preempted_s > self.prefill_s and max(map(len, self.times)) <= self.preempted_after:
+        if self.preempted_s > self.last_prefill_s and max(map(len, self.times)) <= self.preempted_after:
             return "preempted"
         last_s = max((times[-1] for times in self.times if times), default=0.0)
-        if last_s > self.prefill_s:
+        if last_s > self.last_prefill_s:
             return "decode"
-        started = self.scheduled_s is not None or self.prefill_s > 0
+        started = self.scheduled_s is not None or self.last_prefill_s > 0
         return "prefill" if started else "waiting"
 
     def live(self, now_s: float) -> LiveRequest:

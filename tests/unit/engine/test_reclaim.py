@@ -170,8 +170,8 @@ def test_what_is_lost_is_bounded(monkeypatch):
             asked = ask(world)
         _, record = world.step()
         lost += record.num_lost_tokens
-    lost_s = engine.scheduler.transfers.prefill_s(lost)
-    longest_s = engine.scheduler.transfers.prefill_s(900)
+    lost_s = engine.scheduler.transfers.predict_prefill_s(lost)
+    longest_s = engine.scheduler.transfers.predict_prefill_s(900)
     assert 0 < lost_s < 0.1 * (world.clock.now_s() - began_s) + 0.05 + longest_s
     assert engine.scheduler.num_preemptions > 3
     world.drain(limit=20_000)

@@ -48,7 +48,7 @@ def test_lengths_are_told_by_those_that_were_longer():
 
 def dear(world: World) -> World:
     """A world where nothing pays to be computed again."""
-    world.engine.scheduler.room.prefill_s = lambda num_tokens: 1e9
+    world.engine.scheduler.room.predict_prefill_s = lambda num_tokens: 1e9
     return world
 
 
@@ -90,7 +90,7 @@ def test_who_costs_little_starts_all_the_same(weights_s, token_s, rows):
     world = two_of_twelve(9)
     room = world.engine.scheduler.room
     room.cost = StepModel(Prior(weights_s=weights_s, token_s=token_s))
-    room.prefill_s = lambda num_tokens: room.cost.prefill_s(num_tokens, 0, 16)
+    room.predict_prefill_s = lambda num_tokens: room.cost.predict_prefill_s(num_tokens, 0, 16)
     assert running_at_most(world) == rows
 
 

@@ -211,13 +211,13 @@ def test_prefill_is_the_sum_of_its_steps(num_tokens, start, chunk, beside):
             work = model.add_chunk(beside, at, min(chunk, end - at))
             last = at + chunk >= end
             steps_s += model.seconds(work if last else work._replace(num_sampled=beside[1]))
-        found = model.prefill_s(num_tokens, start, chunk, beside)
+        found = model.predict_prefill_s(num_tokens, start, chunk, beside)
         assert found == pytest.approx(steps_s)
 
 
 def test_a_backlog_shares_its_steps():
     """Three prompts of 3 tokens in chunks of 9 are one step, which reads the weights once."""
-    one = MODEL.prefill_s(3, 0, 9)
+    one = MODEL.predict_prefill_s(3, 0, 9)
     assert one < MODEL.backlog_s([(3, 0)] * 3, 9) < 1.5 * one
     assert MODEL.backlog_s([], 150) == 0
 

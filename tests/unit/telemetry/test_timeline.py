@@ -101,7 +101,7 @@ def test_states():
     assert timeline.state() == "waiting"
     clock.advance(1)
     timeline.on_scheduled(clock.now_s(), 4)
-    timeline.prefill_s = clock.now_s()
+    timeline.last_prefill_s = clock.now_s()
     assert timeline.state() == "prefill" and timeline.queue_s == 1
     clock.advance(1)
     timeline.add_tokens(0, 1)

@@ -127,7 +127,7 @@ class DiskTier:
 
     def is_expensive(self, group: int) -> bool:
         """Return whether computing a block takes far longer than reading it."""
-        tokens_s = self.cost.prefill_s(self.block_size, 0, self.chunk)
+        tokens_s = self.cost.predict_prefill_s(self.block_size, 0, self.chunk)
         return tokens_s >= MIN_COMPUTE_RATIO * self.block_bytes[group] * self.rate.byte_s
 
     def take(self, news: TierNews) -> None:

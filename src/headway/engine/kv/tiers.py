@@ -243,7 +243,7 @@ class Tiers:
 
     def recompute_s(self, end: int, start: int) -> float:
         """Return the predicted seconds to compute tokens `start` … `end` - 1."""
-        return self.cost.prefill_s(end - start, start, self.chunk)
+        return self.cost.predict_prefill_s(end - start, start, self.chunk)
 
     def bytes_of(self, reads: Iterable[Read]) -> int:
         """Return the bytes of these reads."""

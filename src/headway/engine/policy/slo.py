@@ -55,7 +55,7 @@ from headway.engine.policy.slo_state import (
     halfway_step_s,
     misses_objectives,
     num_uncomputed,
-    prefill_s,
+    remaining_prefill_s,
     slo_state,
 )
 from headway.engine.policy.users import Users
@@ -99,7 +99,7 @@ class StepTime(NamedTuple):
     """How a step's seconds are divided: decodes, prompts, and of those the reserved share."""
 
     decode_s: float
-    prefill_s: float
+    prompts_s: float
     reserved_s: float
     """For aged and long prompts, while others wait too."""
 
@@ -284,9 +284,9 @@ class SloPolicy(Fcfs):
     def _divide_step(self, groups: Groups) -> StepTime:
         """Return how the step's time is divided between decodes and prompts."""
         decode_s = self.cost.seconds(self._work)
-        prefill_s = max(self._step_s - decode_s, 0.0)
-        reserved_s = prefill_s * self.config.lane_share if groups.aged or groups.long else 0.0
-        return StepTime(decode_s, prefill_s, reserved_s)
+        prompts_s = max(self._step_s - decode_s, 0.0)
+        reserved_s = prompts_s * self.config.lane_share if groups.aged or groups.long else 0.0
+        return StepTime(decode_s, prompts_s, reserved_s)
 
     def _aged_turns(self, groups: Groups, time: StepTime, min_tokens: int) -> Iterator[PrefillTurn]:
         """Yield the aged within the reserved share, or within all time of prompts.
@@ -297,7 +297,7 @@ class SloPolicy(Fcfs):
         aged = groups.aged
         overdue = any(slo_state(s).num_overtaken >= self.hard_aging_bound(s) for s in aged)
         is_alone = not (groups.on_time or groups.late)
-        share_s = time.prefill_s if overdue or is_alone else time.reserved_s
+        share_s = time.prompts_s if overdue or is_alone else time.reserved_s
         min_tokens = min_tokens if overdue else 0
         yield from self._offer(aged, time.decode_s + share_s, min_tokens, is_blocking=True)
 
@@ -308,7 +308,7 @@ class SloPolicy(Fcfs):
 
         Where aged ones came first their part of the step is in its work already.
         """
-        share_s = time.prefill_s if groups.aged else time.prefill_s - time.reserved_s
+        share_s = time.prompts_s if groups.aged else time.prompts_s - time.reserved_s
         yield from self._offer(groups.on_time, time.decode_s + share_s, min_tokens)
         yield from self._offer(groups.late, time.decode_s + share_s, 0)
 
@@ -320,7 +320,7 @@ class SloPolicy(Fcfs):
         They make the step no longer than `LONG_TPOT_SHARE` of TPOT, but for the reserved share.
         """
         long_s = max(self._long_step_s, self.cost.seconds(self._work) + time.reserved_s)
-        until_s = min(time.decode_s + time.prefill_s, long_s)
+        until_s = min(time.decode_s + time.prompts_s, long_s)
         yield from self._offer(groups.long, until_s, min_tokens)
         yield from self._offer(groups.idle, until_s, min_tokens)
 
@@ -351,7 +351,7 @@ class SloPolicy(Fcfs):
         row_s = self.slot_rate.row_s(now_s)
         jobs: list[list[Job]] = [[] for _ in PrefillClass]
         for sequence in prefills:
-            due = Due(deadline_s(sequence), prefill_s(sequence, token_s, row_s))
+            due = Due(deadline_s(sequence), remaining_prefill_s(sequence, token_s, row_s))
             jobs[self._prefill_class(sequence)].append((due, sequence))
         short = self._rank_by_users(jobs[PrefillClass.SHORT], now_s)
         long = self._rank_by_users(jobs[PrefillClass.LONG], short.end_s)
@@ -475,7 +475,7 @@ class SloPolicy(Fcfs):
         now_s, decode_s = self.clock.now_s(), self.cost.seconds(self._work)
         if misses_objectives(sequence, now_s, decode_s):
             return PreemptionLoss.ALREADY_MISSED
-        recompute_s = self.cost.prefill_s(sequence.computed, 0, RECOMPUTE_CHUNK_TOKENS)
+        recompute_s = self.cost.predict_prefill_s(sequence.computed, 0, RECOMPUTE_CHUNK_TOKENS)
         if misses_objectives(sequence, now_s + recompute_s, decode_s):
             return PreemptionLoss.OBJECTIVE
         return PreemptionLoss.NONE

@@ -7,7 +7,7 @@ from math import inf
 import msgspec
 
 from headway.engine.policy.on_time import Due
-from headway.engine.policy.slo_state import arrival_order, num_uncomputed, prefill_s
+from headway.engine.policy.slo_state import arrival_order, num_uncomputed, remaining_prefill_s
 from headway.engine.sequence import Sequence
 
 LATE_SHARE_OF_SLACK = 0.5
@@ -64,7 +64,7 @@ def order_short(
         late.sort(key=arrival_order)
     num_fitting, slack_s = 0, short.slack_s
     for sequence in short.late[0] if short.on_time else ():
-        slack_s -= prefill_s(sequence, token_s, row_s) / LATE_SHARE_OF_SLACK
+        slack_s -= remaining_prefill_s(sequence, token_s, row_s) / LATE_SHARE_OF_SLACK
         if slack_s < 0:
             break
         num_fitting += 1

@@ -358,7 +358,7 @@ class AdaptiveSpeculator:
         """Return whether a draft model would delay a prompt that is mostly cached for the model."""
         length = len(sequence.tokens)
         known = start if sequence.first_scheduled_s is None else sequence.num_cached
-        own_s, whole_s = (self.cost.prefill_s(length - at, at, length) for at in (known, 0))
+        own_s, whole_s = (self.cost.predict_prefill_s(length - at, at, length) for at in (known, 0))
         return self.config.draft_share * whole_s > MAX_PROMPT_DRAFT_SHARE * own_s
 
     # ── learn ───────────────────────────────────────────────────────────────────────────────
