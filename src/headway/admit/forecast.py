@@ -11,7 +11,7 @@ answer comes at once, even during a step. Worked example, 1 ms a token:
               most as much as the new request: (100 + 100 + 100) x 1 ms = 0.3 s
 
 While slots or blocks are short, the queue is also a number of slots long, and one slot comes free
-every `StepRecord.row_s`: (a + b + new) x 0.4 s = 1.2 s. Where the user of the new request has
+every `StepRecord.slot_s`: (a + b + new) x 0.4 s = 1.2 s. Where the user of the new request has
 others before it, and users that do not wait now had half of the recent slots, it takes twice as
 long. The longer of the two waits counts.
 
@@ -204,7 +204,7 @@ class Forecast:
             self._queried = self._queried * keep + record.num_queried_tokens
             self._cached = self._cached * keep + record.num_cached_tokens
         self.token_s, self.alone_s = record.prefill_s_per_token, record.alone_s_per_token
-        self._slot_s, self._user_slots = record.row_s, record.user_slots
+        self._slot_s, self._user_slots = record.slot_s, record.user_slots
 
     # ── queries ─────────────────────────────────────────────────────────────────────────────
 

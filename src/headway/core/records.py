@@ -46,7 +46,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     to compute, of which the step waited for `mask_wait_s`; `compiles_s` are the seconds of each
     grammar compiled since the step before. `predicted_s` is the cost model's prediction of this
     step and the gap before it, 0 without one. By the same model a prompt token takes
-    `prefill_s_per_token` next to the step's decodes, and `alone_s_per_token` without any. `row_s`
+    `prefill_s_per_token` next to the step's decodes, and `alone_s_per_token` without any. `slot_s`
     is the mean time between slot releases while slots or blocks are short; otherwise 0. Of
     `num_waiting` requests, `num_deferred` wait for their grammar. Preempted sequences that resumed
     in this step recompute `num_lost_tokens`; `num_swapped` others have `num_swapped_tokens` copied
@@ -104,7 +104,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     num_swapped: int = 0
     num_swapped_tokens: int = 0
     transfer_s: float = 0.0
-    row_s: float = 0.0
+    slot_s: float = 0.0
     num_deferred: int = 0
     user_slots: dict[str, tuple[float, float]] = {}
     num_drafts: int = 0

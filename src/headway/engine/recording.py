@@ -114,7 +114,7 @@ class StepRecorder:
             experts_read=result.experts_read,
             prefill_s_per_token=token_s,
             alone_s_per_token=alone_s,
-            row_s=policy.slot_rate.row_s(scheduler.clock.now_s()),
+            slot_s=policy.slot_rate.slot_s(scheduler.clock.now_s()),
             transfer_s=result.transfer_s,
             num_drafts=work.num_drafts,
             num_forced_rows=work.num_forced_rows,

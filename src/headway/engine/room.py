@@ -7,7 +7,7 @@ preempted for it later (`engine.growth`). Worked example, 10 free blocks:
     running    2 promised, and with the new one 5 more when most are needed
     new        4 for its prompt    2 + 4 + 5 > 10: it waits until one of them ends
 
-It also starts where preempting it later costs less than the row saves.
+It also starts where preempting it later costs less than the slot saves.
 
 No sequence waits for ever: running ones end, and every sequence fits alone. Those that are
 preemptible for the new one count as if they ended now. A refusal holds until a running sequence

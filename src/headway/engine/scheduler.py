@@ -89,7 +89,7 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Return whether all rows are taken, or a sequence lacked blocks in the last step."""
+        """Return whether all slots are taken, or a sequence lacked blocks in the last step."""
         return self.starts.is_full
 
     @property

@@ -1,6 +1,6 @@
 """Starts of waiting sequences.
 
-A waiting sequence starts when there is a row and room for it (`engine.room`). Where there is none,
+A waiting sequence starts when there is a slot and room for it (`engine.room`). Where there is none,
 sequences that the policy holds preemptible for it are preempted, and users above their share give
 slots to those below it (`engine.reclaim`).
 """
@@ -35,7 +35,7 @@ class Starts:
         self.waiting, self.running = waiting, running
         self.preempt = preempt
         self.has_refused = False
-        """Whether a waiting sequence lacked a row or blocks in the last step."""
+        """Whether a waiting sequence lacked a slot or blocks in the last step."""
 
     @property
     def policy(self) -> Policy:
@@ -44,7 +44,7 @@ class Starts:
 
     @property
     def is_full(self) -> bool:
-        """Return whether all rows are taken, or a sequence lacked blocks in the last step."""
+        """Return whether all slots are taken, or a sequence lacked blocks in the last step."""
         return self.has_refused or len(self.running) >= self.reclaim.max_num_seqs
 
     def begin_step(self, plan: StepPlan) -> bool:
@@ -132,7 +132,7 @@ class Starts:
         )
 
     def _find_room(self, sequence: Sequence, leaving: TypingSequence[int] = ()) -> Hit | None:
-        """Return the prefix that `sequence` starts behind, or None without a row or room.
+        """Return the prefix that `sequence` starts behind, or None without a slot or room.
 
         `leaving` blocks by group count as free.
         """

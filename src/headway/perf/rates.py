@@ -85,8 +85,8 @@ class SlotRate:
         elif self._since_s is None:
             self._since_s = now_s
 
-    def row_s(self, now_s: float) -> float:
-        """Return seconds until the next waiting request has a row; 0 while there is room."""
+    def slot_s(self, now_s: float) -> float:
+        """Return seconds until the next waiting request has a slot; 0 while there is room."""
         if self._since_s is None or not self._num_starts:
             return 0.0
         longer_s = max(now_s - self._since_s - self._mean_s, 0.0)

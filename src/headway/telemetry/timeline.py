@@ -256,7 +256,10 @@ class RequestTimeline:
         Tokens generated before a preemption are sent after its notice, so their number is compared.
         `scheduled_s` arrives with the first token, prefill chunks of a long prompt before it.
         """
-        if self.preempted_s > self.last_prefill_s and max(map(len, self.times)) <= self.preempted_after:
+        if (
+            self.preempted_s > self.last_prefill_s
+            and max(map(len, self.times)) <= self.preempted_after
+        ):
             return "preempted"
         last_s = max((times[-1] for times in self.times if times), default=0.0)
         if last_s > self.last_prefill_s:

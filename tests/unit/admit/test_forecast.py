@@ -62,7 +62,7 @@ def test_before_any_step_no_request_is_refused_for_load():
 def test_while_rows_are_short_the_queue_is_so_many_rows_long():
     """Ten short prompts of one user take 1 s to compute and, a row every 0.4 s, 4 s to begin; the
     next would have its row after 4.4 s, and another user, who has it after one of theirs, 0.8 s."""
-    house, full = House(max_queue_wait_s=4.0), step(10, 0.01, row_s=0.4)
+    house, full = House(max_queue_wait_s=4.0), step(10, 0.01, slot_s=0.4)
     relaxed = Slo(ttft_s=100.0)
     heavy = house.caller("heavy")
     for _ in range(10):
@@ -87,7 +87,7 @@ def test_rows_that_others_had_of_late_are_not_counted_on():
     """Of the last forty rows each second went to one who does not wait now: a backlog of two takes
     twice as long, but not the first request of a user with few."""
     house = House()
-    house.forecast.on_record(step(10, 0.01, row_s=0.4))
+    house.forecast.on_record(step(10, 0.01, slot_s=0.4))
     relaxed = Slo(ttft_s=100.0)
     for number in range(40):
         caller = house.caller("heavy" if number % 2 else f"light {number % 3}")
@@ -141,7 +141,7 @@ def test_answers_end_sooner_where_draft_tokens_are_accepted():
     for kept in (0, 8):
         house = House()
         told = {"num_decode_tokens": 12, "num_drafts": 8, "num_kept_drafts": kept}
-        told |= {"verified": [("lookup", 8, kept)], "row_s": 9.0}
+        told |= {"verified": [("lookup", 8, kept)], "slot_s": 9.0}
         for _ in range(100):
             full = step(0, 0.04, user_slots={"A": (4.0, 1.0)}, **told)
             house.forecast.on_record(full)

@@ -262,7 +262,7 @@ def test_a_row_takes_as_long_as_the_last_ones_took():
     seconds = []
     while world.engine.scheduler.has_work:
         _, record = world.step()
-        seconds.append(record.row_s)
+        seconds.append(record.slot_s)
     rows = [s for s in seconds if s]
     two_s = 3 * STEP_S + 2 * (8 + 2) * TOKEN_S
     assert len(rows) > 20 and rows[-3] == pytest.approx(two_s / 2, rel=0.1)

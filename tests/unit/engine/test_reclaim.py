@@ -267,7 +267,7 @@ def test_who_may_not_reclaim_is_told_of_the_rows():
     work is idle; one who has less waits for a quarter of what its objective leaves."""
     house = House()
     slots = {"A": (6.0, 1.0), "B": (5.0, 1.0), "C": (1.0, 1.0)}
-    house.forecast.on_record(step(10, 0.01, row_s=2.0, user_slots=slots))
+    house.forecast.on_record(step(10, 0.01, slot_s=2.0, user_slots=slots))
     waits = {}
     for user in ("A", "B", "C", "new"):
         entry = QueueEntry(user=user, due_s=house.clock.now_s() + 1.5)

@@ -26,7 +26,7 @@ from headway.perf.rates import SlotRate
 class PrefillTurn(NamedTuple):
     """A chance of `sequence` to have at most `max_tokens` of its tokens computed.
 
-    Where `is_blocking` is set and the sequence cannot start for want of rows or blocks, no other
+    Where `is_blocking` is set and the sequence cannot start for want of slots or blocks, no other
     waiting sequence starts in this step: what becomes free is reserved for it.
     """
 

@@ -1,7 +1,7 @@
 """By priority, then by arrival; a smaller number goes first, as in vLLM.
 
 waiting   priority 0: d     running   priority 0: a    priority 5: c
-d lacks a row or blocks: c is preempted for it, a never is
+d lacks a slot or blocks: c is preempted for it, a never is
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Priority(Fcfs):
     def select_decodes(
         self, rows: list[Sequence], running: list[Sequence], waiting: TypingSequence[Sequence]
     ) -> list[Sequence]:
-        """Return all by rank, without the last where a better priority waits for its row."""
+        """Return all by rank, without the last where a better priority waits for its slot."""
         rows = sorted(rows, key=rank)
         if rows and waiting and min(map(priority, waiting)) < priority(rows[-1]):
             rows.pop()

@@ -17,7 +17,7 @@ most, for then no later request goes before it.
     decodes 40 ms │ aged, long 10% │ on time, late 90%   │ the rest: long, then idle
     0            40               48                   120 ms
 
-While rows or blocks are short a waiting prompt takes as long as it takes until one is free
+While slots or blocks are short a waiting prompt takes as long as it takes until one is free
 (`perf.rates`), where that is longer than its prefill.
 
 Users whose counter is above the lowest come later, in steps of half the credit of `policy.users`;
@@ -130,7 +130,7 @@ class SloPolicy(Fcfs):
         """The work of the step planned so far, and how many of its rows are decodes."""
         self._shed, self._prefills, self._running_prefills = [list[Sequence]() for _ in range(3)]
         self._startable: TypingSequence[Sequence] = ()
-        """The waiting sequences, where a row is free."""
+        """The waiting sequences, where a slot is free."""
         self._next_lookup = 0
         self._one_token = cost.add_chunk(NOTHING, 0, 1)
 
@@ -292,7 +292,7 @@ class SloPolicy(Fcfs):
         """Yield the aged within the reserved share, or within all time of prompts.
 
         They have all of it where one is beyond its hard bound, or no short one is behind them. The
-        rows and blocks that they lack are reserved for them.
+        slots and blocks that they lack are reserved for them.
         """
         aged = groups.aged
         overdue = any(slo_state(s).num_overtaken >= self.hard_aging_bound(s) for s in aged)
@@ -348,10 +348,10 @@ class SloPolicy(Fcfs):
         """Return `prefills` by class, each class in its order; shed those that are too late."""
         now_s = self.clock.now_s()
         token_s = self.prefill_token_s / (1 - self.config.lane_share * self._long_waits)
-        row_s = self.slot_rate.row_s(now_s)
+        slot_s = self.slot_rate.slot_s(now_s)
         jobs: list[list[Job]] = [[] for _ in PrefillClass]
         for sequence in prefills:
-            due = Due(deadline_s(sequence), remaining_prefill_s(sequence, token_s, row_s))
+            due = Due(deadline_s(sequence), remaining_prefill_s(sequence, token_s, slot_s))
             jobs[self._prefill_class(sequence)].append((due, sequence))
         short = self._rank_by_users(jobs[PrefillClass.SHORT], now_s)
         long = self._rank_by_users(jobs[PrefillClass.LONG], short.end_s)
@@ -360,7 +360,7 @@ class SloPolicy(Fcfs):
                 self._shed_late(late, now_s, token_s)
         aged = order_aged(jobs[PrefillClass.AGED])
         self._long_waits = bool(aged or long.on_time or any(long.late))
-        on_time, late = order_short(short, token_s, row_s)
+        on_time, late = order_short(short, token_s, slot_s)
         idle = [sequence for _, sequence in jobs[PrefillClass.IDLE]]
         return Groups(aged=aged, on_time=on_time, late=late, long=order_long(long), idle=idle)
 

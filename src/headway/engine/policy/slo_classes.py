@@ -53,18 +53,18 @@ def order_aged(jobs: list[Job]) -> list[Sequence]:
 
 
 def order_short(
-    short: Ranked, token_s: float, row_s: float
+    short: Ranked, token_s: float, slot_s: float
 ) -> tuple[list[Sequence], list[Sequence]]:
     """Return short sequences: (those to serve first, late ones), the late by arrival.
 
     Late ones of the least served users go before those on time while they fit into
-    `LATE_SHARE_OF_SLACK` of the slack. A prompt token takes `token_s`, a row is free in `row_s`.
+    `LATE_SHARE_OF_SLACK` of the slack. A prompt token takes `token_s`, a slot is free in `slot_s`.
     """
     for late in short.late:
         late.sort(key=arrival_order)
     num_fitting, slack_s = 0, short.slack_s
     for sequence in short.late[0] if short.on_time else ():
-        slack_s -= remaining_prefill_s(sequence, token_s, row_s) / LATE_SHARE_OF_SLACK
+        slack_s -= remaining_prefill_s(sequence, token_s, slot_s) / LATE_SHARE_OF_SLACK
         if slack_s < 0:
             break
         num_fitting += 1

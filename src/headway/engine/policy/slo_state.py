@@ -118,10 +118,10 @@ def halfway_step_s(first_s: float, steps: float, limit_s: float, decode_s: float
     return min(half_s, first_s + steps * half_s)
 
 
-def remaining_prefill_s(sequence: Sequence, token_s: float, row_s: float) -> float:
-    """Return the seconds until it is computed; a waiting one needs a row, free in `row_s`."""
+def remaining_prefill_s(sequence: Sequence, token_s: float, slot_s: float) -> float:
+    """Return the seconds until it is computed; a waiting one needs a slot, free in `slot_s`."""
     seconds = token_s * num_uncomputed(sequence)
-    return max(seconds, row_s) if sequence.state == WAITING else seconds
+    return max(seconds, slot_s) if sequence.state == WAITING else seconds
 
 
 def num_uncomputed(sequence: Sequence) -> int:
