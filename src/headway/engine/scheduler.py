@@ -208,14 +208,14 @@ class Scheduler:
         """Add a row of `count` tokens to the plan; return False when there is no block for them."""
         start, new_blocks = sequence.computed, self.kv.nothing_new
         end = start + count
-        if end + len(drafts.token_ids) > sequence.room:
-            room = self.kv.extend(sequence, end + len(drafts.token_ids))
-            if room is None and drafts.token_ids:  # no preemption for draft tokens
+        if end + len(drafts.token_ids) > sequence.capacity:
+            extension = self.kv.extend(sequence, end + len(drafts.token_ids))
+            if extension is None and drafts.token_ids:  # no preemption for draft tokens
                 drafts = self.drafts.drop_drafts(sequence)
-                room = self.kv.extend(sequence, end)
-            if room is None:
+                extension = self.kv.extend(sequence, end)
+            if extension is None:
                 return False
-            new_blocks, copies = room
+            new_blocks, copies = extension
             plan.copies += copies
             if self.kv.choosing is not None:
                 plan.shrinks += self.kv.choosing.take()
@@ -391,5 +391,7 @@ def check_places(
     assert len({s.sequence_id for s in sequences}) == len(sequences), "a sequence is twice"
     for sequence in sequences:
         sequence.check_integrity()
-        assert sequence.known_to_runtime or not sequence.room, "room that the runtime does not know"
+        assert sequence.known_to_runtime or not sequence.capacity, (
+            "blocks that the runtime does not know"
+        )
     return sequences

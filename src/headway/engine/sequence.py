@@ -38,6 +38,7 @@ class Sequence:
     __slots__ = (
         "arrived_s",
         "block_tables",
+        "capacity",
         "chain",
         "computed",
         "diverges_at",
@@ -68,7 +69,6 @@ class Sequence:
         "request",
         "request_id",
         "restored",
-        "room",
         "scaled_len",
         "seed",
         "sequence_id",
@@ -109,7 +109,7 @@ class Sequence:
         self.first_live = [0] * num_groups
         """By group: number of released entries of the table, outside the window."""
         self.shares_blocks = False
-        self.room = 0
+        self.capacity = 0
         """Tokens that its blocks hold, so that `KVCache.extend` need not be called; 0: unknown."""
         self.chain: Chain | None = None
         """Keys of its full blocks, with a prefix cache."""

@@ -138,18 +138,18 @@ def test_room_is_what_extend_need_not_be_asked_for():
     kv, one, child = KVCache(config, 16), sequence(20, 1), sequence(20, 1)
     kv.extend(one, 6)
     one.computed = 6
-    assert kv.extend(one, 7) == (((),), []) and one.room == 8
+    assert kv.extend(one, 7) == (((),), []) and one.capacity == 8
     kv.check_integrity([one])
     kv.fork(one, child, 6)
-    assert one.room == child.room == 0, "the first to write needs a copy"
+    assert one.capacity == child.capacity == 0, "the first to write needs a copy"
     assert kv.extend(one, 7)[1], "and gets one"
     kv.extend(one, 8)
-    assert one.room == 8
+    assert one.capacity == 8
     kv.live_blocks(one)
-    assert one.room == 0
+    assert one.capacity == 0
     kv.extend(one, 8)
     kv.release(one)
-    assert one.room == 0
+    assert one.capacity == 0
     kv.release(child)
     kv.check_integrity([one, child])
 
@@ -160,7 +160,7 @@ def test_what_slides_has_no_room_without_asking():
     kv.extend(one, 6)
     one.computed = 6
     kv.extend(one, 7)
-    assert one.room == 0
+    assert one.capacity == 0
 
 
 def test_what_many_need_is_the_sum_of_what_each_needs():

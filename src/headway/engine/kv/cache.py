@@ -139,7 +139,7 @@ class KVCache:
         if not self._is_plain:
             each = [self.still_needed(sequence) for sequence in sequences]
             return [sum([needed[group] for needed in each]) for group in groups]
-        lacking = [s for s in sequences if s.room < len(s.tokens)]
+        lacking = [s for s in sequences if s.capacity < len(s.tokens)]
         wholes = [(-(-len(s.tokens) // size), s.block_tables) for s in lacking]
         return [sum([max(n - len(tables[g]), 0) for n, tables in wholes]) for g in groups]
 
@@ -152,7 +152,7 @@ class KVCache:
     ) -> tuple[BlocksByGroup, list[BlockCopy]] | None:
         """Make room for the first `num_tokens` of `sequence`; return new blocks and copies to make.
 
-        None, with nothing taken, if a group has no room. Not needed up to `sequence.room` tokens.
+        None, with nothing taken, if a group has no room. Not needed up to `sequence.capacity` tokens.
         """
         tables = sequence.block_tables
         if self._is_plain and not sequence.shares_blocks:
@@ -163,7 +163,7 @@ class KVCache:
         due = self.choosing is not None and self.choosing.num_due(sequence)
         if num_tokens <= held * self.block_size and not sequence.shares_blocks and not due:
             if self._is_plain:
-                sequence.room = held * self.block_size
+                sequence.capacity = held * self.block_size
             return self.nothing_new, []
         if self.choosing is not None and (due or any(sequence.dropped)):
             return self.choosing.extend(self.pools, sequence, num_tokens)
@@ -193,7 +193,7 @@ class KVCache:
             table.extend(blocks)
             new.append(blocks)
         if self._is_plain and not sequence.shares_blocks:
-            sequence.room = len(tables[0]) * self.block_size
+            sequence.capacity = len(tables[0]) * self.block_size
         return new, copies
 
     def _grow(
@@ -210,7 +210,7 @@ class KVCache:
             new = [pool.take_some(needed) for pool in self.pools]
             for table, blocks in zip(tables, new, strict=True):
                 table.extend(blocks)
-        sequence.room = len(tables[0]) * size
+        sequence.capacity = len(tables[0]) * size
         return new, []
 
     def drop_unseen(self, sequence: Sequence) -> None:
@@ -242,7 +242,7 @@ class KVCache:
         child.num_listed = min(parent.num_listed, num_tokens // self.block_size)
         child.num_shared = parent.num_shared = num_tokens // self.block_size * self.block_size
         child.shares_blocks = parent.shares_blocks = count > 0
-        parent.room = 0
+        parent.capacity = 0
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────
 
@@ -259,7 +259,7 @@ class KVCache:
             table.clear()
             sequence.first_live[group] = sequence.dropped[group] = 0
         sequence.computed = sequence.num_listed = 0
-        sequence.room = 0
+        sequence.capacity = 0
         sequence.shares_blocks = False
 
     # ── swapped-out sequences ───────────────────────────────────────────────────────────────
@@ -267,7 +267,7 @@ class KVCache:
     def live_blocks(self, sequence: Sequence) -> list[list[int]]:
         """Release the blocks of `sequence` that no later token sees, and return the others."""
         self.drop_unseen(sequence)
-        sequence.room = 0
+        sequence.capacity = 0
         end = self.blocks_for(sequence.computed)
         live = []
         for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
@@ -463,8 +463,8 @@ def check_tables(
         if table or not sequence.host_tables:
             held = -(-sequence.computed // block_size) - sequence.dropped[group]
             assert len(table) >= held, "computed without a block"
-        assert sequence.room <= len(table) * block_size, "room without a block"
-        assert not (sequence.room and sequence.shares_blocks), "room in a shared block"
+        assert sequence.capacity <= len(table) * block_size, "capacity without a block"
+        assert not (sequence.capacity and sequence.shares_blocks), "capacity in a shared block"
         first_visible_block = first_visible(sequence.computed, window) // block_size
         assert first_live <= first_visible_block, "a visible block was released"
 
