@@ -129,7 +129,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlannedRequest:
     """One request; `leaves_s` is when its client goes away, if it does."""
 
     path: str
@@ -138,7 +138,7 @@ class Asked:
     kind: str = "plain"
 
 
-def one_of(kind: str, source: random.Random, model: str, chats: bool) -> Asked:
+def one_of(kind: str, source: random.Random, model: str, chats: bool) -> PlannedRequest:
     """A request of one kind of the mix, or of any where `kind` is ""."""
     while True:
         asked = one_of_many(source, model, chats)
@@ -146,11 +146,11 @@ def one_of(kind: str, source: random.Random, model: str, chats: bool) -> Asked:
             return asked
 
 
-def one_of_many(source: random.Random, model: str, chats: bool) -> Asked:
+def one_of_many(source: random.Random, model: str, chats: bool) -> PlannedRequest:
     """A request of the mix."""
     leaves_s = source.random() * 0.3 if source.random() < 0.05 else None
     if chats and source.random() < 0.3:
-        return Asked(leaves_s=leaves_s, **chat_of(source, model))
+        return PlannedRequest(leaves_s=leaves_s, **chat_of(source, model))
     prompt = " ".join(source.choices(WORDS, k=source.choice((3, 8, 20, 60, 200))))
     drawn, kind = source.random(), "plain"
     body: dict[str, Any] = {
@@ -173,12 +173,12 @@ def one_of_many(source: random.Random, model: str, chats: bool) -> Asked:
     elif drawn < 0.33:
         kind, body["model"] = "refused", "nobody"
     elif drawn < 0.36:
-        return Asked(path="/tokenize", body={"prompt": prompt}, kind="tokenize")
+        return PlannedRequest(path="/tokenize", body={"prompt": prompt}, kind="tokenize")
     elif drawn < 0.42:
         most, another = source.randrange(1, 400), source.randrange(10_000)
         pattern = f"[a-zA-Z ,]{{1,{most}}}\\.( {another})?"
         kind, body["structured_outputs"] = "grammar", {"regex": pattern}
-    return Asked(path="/v1/completions", body=body, leaves_s=leaves_s, kind=kind)
+    return PlannedRequest(path="/v1/completions", body=body, leaves_s=leaves_s, kind=kind)
 
 
 def chat_of(source: random.Random, model: str) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class Soak:
                     group.create_task(self._ask(http, asked))
                 self.num_sent += 1
 
-    async def _ask(self, http: aiohttp.ClientSession, asked: Asked) -> None:
+    async def _ask(self, http: aiohttp.ClientSession, asked: PlannedRequest) -> None:
         try:
             async with asyncio.timeout(asked.leaves_s):
                 async with http.post(asked.path, json=asked.body) as answer:

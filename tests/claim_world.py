@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from literature.asking import Asked, Asking, Body, words
+from literature.asking import Asking, Body, TimedAnswer, words
 from literature.subject import Subject, started
 
 BLOCK = 16
@@ -35,7 +35,7 @@ class ScriptedAsking(Asking):
     def text(self, tokens: int, seed: int) -> str:
         return " ".join(words(tokens, seed))
 
-    def one(self, body: Body, at_s: float, at_once: int) -> Asked:
+    def one(self, body: Body, at_s: float, at_once: int) -> TimedAnswer:
         """One answer."""
         self.asked.append(body)
         prompt = body.prompt.split()
@@ -46,7 +46,7 @@ class ScriptedAsking(Asking):
         fixed_s, token_s, step_s, row_s = self._costs
         ttft_s = fixed_s + token_s * (len(prompt) - cached)
         tpot_s = step_s + row_s * (at_once - 1)
-        return Asked(
+        return TimedAnswer(
             ttft_s=ttft_s,
             tpot_s=tpot_s if body.tokens > 1 else None,
             e2e_s=ttft_s + tpot_s * (body.tokens - 1),
@@ -57,7 +57,7 @@ class ScriptedAsking(Asking):
             text=" answer",
         )
 
-    def all(self, bodies: Sequence[Body], at_once: int = 1) -> list[Asked]:
+    def all(self, bodies: Sequence[Body], at_once: int = 1) -> list[TimedAnswer]:
         """So many lanes, each with the next body when it is free."""
         free = [0.0] * at_once
         found = []
@@ -68,15 +68,15 @@ class ScriptedAsking(Asking):
             found.append(asked)
         return found
 
-    def at_times(self, bodies: Sequence[Body]) -> list[Asked | None]:
+    def at_times(self, bodies: Sequence[Body]) -> list[TimedAnswer | None]:
         """One lane: who comes while it is taken waits."""
-        free_s, found = 0.0, list[Asked | None]()
+        free_s, found = 0.0, list[TimedAnswer | None]()
         for body in bodies:
             alone = self.one(body, body.at_s, 1)
             wait_s = max(0.0, free_s - body.at_s)
             free_s = body.at_s + wait_s + alone.e2e_s
             found.append(
-                Asked(
+                TimedAnswer(
                     ttft_s=alone.ttft_s + wait_s,
                     tpot_s=alone.tpot_s,
                     e2e_s=alone.e2e_s + wait_s,

@@ -33,7 +33,7 @@ SPARE, WORDS_VARY = 48, 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TimedAnswer:
     """One answer: seconds to its first token, per token after it, and to its end; tokens."""
 
     ttft_s: float
@@ -82,11 +82,11 @@ class Asking:
         """The longest prompt beside an answer of so many tokens."""
         return round(self.context * (1 - WORDS_VARY)) - answer - SPARE
 
-    def all(self, bodies: Sequence[Body], at_once: int = 1) -> list[Asked]:
+    def all(self, bodies: Sequence[Body], at_once: int = 1) -> list[TimedAnswer]:
         """Every body, so many at a time; raises UsageError where one fails."""
         return [whole(x, text) for x, text in asyncio.run(self._closed(bodies, at_once))]
 
-    def at_times(self, bodies: Sequence[Body]) -> list[Asked | None]:
+    def at_times(self, bodies: Sequence[Body]) -> list[TimedAnswer | None]:
         """Every body at its own time, whatever became of the others; None where it failed."""
         found = asyncio.run(self._opened(bodies))
         return [whole(x, text) if x.ok else None for x, text in found]
@@ -170,12 +170,12 @@ async def who(url: str, api_key: str) -> tuple[str, int]:
     return model, int(listed[0].get("max_model_len") or CONTEXT)
 
 
-def whole(x: Exchange, text: str) -> Asked:
+def whole(x: Exchange, text: str) -> TimedAnswer:
     """What an exchange came to; UsageError where it failed."""
     timed = latency(x)
     if timed is None:
         raise UsageError(f"A request of a claim failed: {x.error} {x.message}".strip() + ".")
-    return Asked(
+    return TimedAnswer(
         ttft_s=timed.ttft_s,
         tpot_s=timed.tpot_s,
         e2e_s=timed.e2e_s,

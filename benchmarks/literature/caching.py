@@ -17,7 +17,7 @@ from headway.gateway.dialects import UpstreamUsage
 from headway.gateway.money import dollars_of
 from headway.gateway.speed import Speed
 from headway.measure.plot import Plot
-from literature.asking import Asked, Asking, Body
+from literature.asking import Asking, Body, TimedAnswer
 from literature.claim import (
     Claim,
     Figure,
@@ -49,8 +49,8 @@ NOTHING = 5.0
 class Pair:
     """The same request where its beginning was not known, and where it was."""
 
-    cold: Asked
-    warm: Asked
+    cold: TimedAnswer
+    warm: TimedAnswer
 
 
 def scaled(asking: Asking, tokens: int) -> int:
@@ -75,7 +75,7 @@ def pairs(asking: Asking, tokens: int, repeats: int, seed: int) -> list[Pair]:
     return found
 
 
-def cost(asked: Sequence[Asked], cached: bool) -> float:
+def cost(asked: Sequence[TimedAnswer], cached: bool) -> float:
     """Dollars of these answers; not `cached`: as if nothing had been found."""
     usages = (UpstreamUsage(a.prompt, (a.cached or 0) if cached else 0, a.output) for a in asked)
     return sum(dollars_of(PRICE, usage, SPEED) for usage in usages)
@@ -87,7 +87,7 @@ def saved(pairs: Sequence[Pair], name: str) -> Figure:
     return median_of(name, [100 * (1 - ratio) for ratio in ratios], "%")
 
 
-def cheaper(asked: Sequence[Asked], promised: float) -> Figure:
+def cheaper(asked: Sequence[TimedAnswer], promised: float) -> Figure:
     """Percent less cost, of what the server says it found, beside what was promised."""
     share = 1 - cost(asked, cached=True) / cost(asked, cached=False)
     return Figure(
@@ -131,7 +131,7 @@ def many_shot(subject: Subject) -> Finding:
     return one_prompt(subject, MANY_SHOT, 31.0, 86.0)
 
 
-def conversation(asking: Asking, seed: int, known: bool) -> list[Asked]:
+def conversation(asking: Asking, seed: int, known: bool) -> list[TimedAnswer]:
     """Ten turns behind a long system prompt; not `known`: each begins with words of its own."""
     system = asking.text(scaled(asking, MANY_SHOT), seed)
     said, answers = system, []
@@ -167,12 +167,12 @@ def ten_turns(subject: Subject) -> Finding:
     )
 
 
-def first_tokens_s(answers: Sequence[Asked]) -> float:
+def first_tokens_s(answers: Sequence[TimedAnswer]) -> float:
     """Of all turns."""
     return sum(answer.ttft_s for answer in answers)
 
 
-def by_turn(talks: Sequence[tuple[list[Asked], list[Asked]]]) -> Plot:
+def by_turn(talks: Sequence[tuple[list[TimedAnswer], list[TimedAnswer]]]) -> Plot:
     """The mean time to the first token of each turn, known and not."""
     rows = {
         name: [1e3 * sum(talk[kind][turn].ttft_s for talk in talks) / len(talks)

@@ -249,7 +249,7 @@ def divided(subject: Subject) -> Rates:
 def ways_of(subject: Subject, load: Load) -> dict[str, tuple[float, float]]:
     """Every way of dividing the engines under one load."""
     house = house_of(load, ENGINES)
-    asked = asked_by(load)
+    asked = engines_needed(load)
     found = {}
     for way in WAYS:
         subject.watch(f"simulated, {load.name}: {way.name}")
@@ -273,7 +273,7 @@ def house_of(load: Load, engines: int, truth_of: Callable[[ModelSpec], Truth] = 
     )
 
 
-def asked_by(load: Load) -> tuple[float, float]:
+def engines_needed(load: Load) -> tuple[float, float]:
     """(prefill, decode) engines that a request a second asks for."""
     return shares(truth(spec_of(LLAMA_3_8B)), load.middle, load.slo.tpot_s or inf, 1.0)
 
@@ -324,7 +324,7 @@ def ratio(subject: Subject) -> Finding:
     found, figures = subject.once(divided), list[Figure]()
     best = {load.name: int(best_split(found[load.name]).split()[0]) for load in LOADS}
     for load in LOADS:
-        chosen = prefill_engines(ENGINES, *asked_by(load))
+        chosen = prefill_engines(ENGINES, *engines_needed(load))
         figures.append(Figure(name=f"{load.name}: best prefill engines", value=best[load.name]))
         figures.append(Figure(name="… by the rates alone", value=chosen))
     long = [rates[0] for name, rates in found[LONG.name].items() if " prefill, " in name]

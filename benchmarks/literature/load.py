@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headway.measure.plot import Plot
-from literature.asking import Asked, Asking, Body
+from literature.asking import Asking, Body, TimedAnswer
 from literature.claim import (
     Claim,
     Figure,
@@ -133,7 +133,7 @@ def alone(subject: Subject) -> Alone:
     """Prompts of two lengths, in turns, all unseen."""
     asking = subject.server()
     lengths = 64, min(1600, asking.room(32))
-    asked: list[list[Asked]] = [[], []]
+    asked: list[list[TimedAnswer]] = [[], []]
     for number in range(subject.repeats):
         for long in (0, 1):
             prompt = asking.text(lengths[long], 3000 + 2 * number + long)
@@ -191,7 +191,7 @@ def unseen(asking: Asking, count: int, prompt: int, answer: int, seed: int) -> l
     return [Body(prompt=asking.text(prompt, seed + i), tokens=answer) for i in range(count)]
 
 
-def per_s(asked: Sequence[Asked], count: Callable[[Asked], int]) -> float:
+def per_s(asked: Sequence[TimedAnswer], count: Callable[[TimedAnswer], int]) -> float:
     """Tokens a second of requests that were sent together."""
     took_s = max(a.sent_s + a.e2e_s for a in asked) - min(a.sent_s for a in asked)
     return sum(map(count, asked)) / took_s
@@ -201,7 +201,7 @@ def per_s(asked: Sequence[Asked], count: Callable[[Asked], int]) -> float:
 class Offered:
     """What came of a rate: the answers, and how many were asked for."""
 
-    asked: list[Asked]
+    asked: list[TimedAnswer]
     count: int
 
     def late(self, name: str, ttft_s: float, tpot_s: float) -> Figure:
@@ -262,7 +262,7 @@ def poisson(asking: Asking, per_s: float, seconds: float, seed: int) -> list[Bod
     ]
 
 
-def covered(asked: Sequence[Asked]) -> float:
+def covered(asked: Sequence[TimedAnswer]) -> float:
     """The share of the time, from the first sent to the last answered, in which any was there."""
     spans = sorted((a.sent_s, a.sent_s + a.e2e_s) for a in asked)
     total, until_s = 0.0, spans[0][0]

@@ -4,7 +4,7 @@ import http.client
 from typing import Any
 
 import msgspec
-from live_server import Asked
+from live_server import LiveAddress
 
 from headway.batches.files.routes import FILE_ROUTES
 from headway.batches.message_batches import MESSAGE_BATCH_ROUTES
@@ -28,7 +28,7 @@ ROUTES = [
 
 
 def ask(
-    live: Asked,
+    live: LiveAddress,
     method: str,
     path: str,
     headers: dict[str, str] | None = None,

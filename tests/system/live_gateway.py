@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from live_server import Asked, clean_environment, start_process, wait_until
+from live_server import LiveAddress, clean_environment, start_process, wait_until
 
 GREETING = re.compile(r"gateway is ready: (http://[^/\s]+)/v1")
 
 
-class LiveGateway(Asked):
+class LiveGateway(LiveAddress):
     """One gateway process before these URLs."""
 
     def __init__(

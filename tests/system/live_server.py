@@ -138,7 +138,7 @@ class Hold:
         self._flag.unlink(missing_ok=True)
 
 
-class Asked:
+class LiveAddress:
     """What answers at `url`, a server or a gateway: how a test asks it and its process."""
 
     process: "Forked | subprocess.Popen[bytes]"
@@ -202,7 +202,7 @@ class Asked:
         return tokens
 
 
-class LiveServer(Asked):
+class LiveServer(LiveAddress):
     """One server process. `url` is known once `wait_ready` came back."""
 
     def __init__(

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from door_cases import ROUTES, ask, error_of
 from live_gateway import LiveGateway
-from live_server import Asked, LiveServer, headway
+from live_server import LiveAddress, LiveServer, headway
 
 from headway.server import page
 
@@ -123,7 +123,7 @@ def gateway() -> Iterator[LiveGateway]:
 def test_a_trick_with_the_path_opens_nothing(
     request: pytest.FixtureRequest, which: str, path: str
 ) -> None:
-    careful: Asked = request.getfixturevalue(which)
+    careful: LiveAddress = request.getfixturevalue(which)
     for method in ("GET", "POST", "HEAD", "OPTIONS"):
         status, _, _ = ask(careful, method, path, {}, b"{}")
         assert status in (401, 403, 404), (method, path, status)

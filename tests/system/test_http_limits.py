@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from live_gateway import LiveGateway
-from live_server import Asked, LiveServer
+from live_server import LiveAddress, LiveServer
 
 from conftest import StartServer
 from headway.edge import connection
@@ -36,13 +36,15 @@ def gateway(server: LiveServer) -> Iterator[LiveGateway]:
 
 
 @pytest.fixture(params=["serve", "gateway"])
-def edge(request: pytest.FixtureRequest) -> Asked:
+def edge(request: pytest.FixtureRequest) -> LiveAddress:
     """What a client meets: a server, or a gateway before it."""
-    found: Asked = request.getfixturevalue("server" if request.param == "serve" else "gateway")
+    found: LiveAddress = request.getfixturevalue(
+        "server" if request.param == "serve" else "gateway"
+    )
     return found
 
 
-def address(live: Asked) -> tuple[str, int]:
+def address(live: LiveAddress) -> tuple[str, int]:
     host, _, port = live.url.removeprefix("http://").partition(":")
     return host, int(port)
 
@@ -55,7 +57,7 @@ def rss_bytes(pid: int) -> int:
     )
 
 
-async def send_raw(live: Asked, pieces: list[bytes], pause_s: float = 0) -> bytes:
+async def send_raw(live: LiveAddress, pieces: list[bytes], pause_s: float = 0) -> bytes:
     """Send pieces for as long as the server takes them; returns all it answers."""
     reader, writer = await asyncio.open_connection(*address(live))
     answer = asyncio.create_task(reader.read())
@@ -98,7 +100,7 @@ ATTACKS: dict[str, tuple[list[bytes], set[int]]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_http_itself_is_bounded(edge: Asked, name: str) -> None:
+async def test_http_itself_is_bounded(edge: LiveAddress, name: str) -> None:
     """Each is refused in its own words, in little memory, while others are served."""
     pieces, statuses = ATTACKS[name]
     before = rss_bytes(edge.pid)
@@ -120,7 +122,7 @@ BEHIND = [FIRST + CHUNKED + b"1\r\n \r\n" * 34_000 + b"0\r\n\r\n"]
 """200 kB of tiny chunks right behind a request: parsed at once they take a second."""
 
 
-async def test_what_follows_a_request_is_answered_too(edge: Asked) -> None:
+async def test_what_follows_a_request_is_answered_too(edge: LiveAddress) -> None:
     assert (await send_raw(edge, BEHIND)).count(b"HTTP/1.1 400") == 2
 
 
@@ -137,7 +139,9 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
-async def test_what_two_servers_could_read_differently_is_refused(edge: Asked, name: str) -> None:
+async def test_what_two_servers_could_read_differently_is_refused(
+    edge: LiveAddress, name: str
+) -> None:
     """And the connection is closed: what follows is not read as another request."""
     after = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
     answer = await send_raw(edge, [POST + AMBIGUOUS[name] + after])
@@ -146,7 +150,7 @@ async def test_what_two_servers_could_read_differently_is_refused(edge: Asked, n
     assert answer.count(b"HTTP/1.1") == 1
 
 
-async def test_chunks_are_for_http_1_1(edge: Asked) -> None:
+async def test_chunks_are_for_http_1_1(edge: LiveAddress) -> None:
     old = POST.replace(b"HTTP/1.1", b"HTTP/1.0")
     answer = await send_raw(edge, [old + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n"])
     assert parsed(answer)[1]["message"].endswith("HTTP/1.0 has no transfer-encoding.")
@@ -154,7 +158,7 @@ async def test_chunks_are_for_http_1_1(edge: Asked) -> None:
 
 @pytest.mark.hardening
 @pytest.mark.parametrize("name", [*ATTACKS, "chunks behind a request"])
-async def test_health_answers_within_100_ms_under_attack(edge: Asked, name: str) -> None:
+async def test_health_answers_within_100_ms_under_attack(edge: LiveAddress, name: str) -> None:
     pieces, _ = ATTACKS.get(name, (BEHIND, {400}))
     slowest = 0.0
     attack = asyncio.create_task(send_raw(edge, pieces))

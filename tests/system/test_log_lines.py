@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from door_cases import ask
 from live_gateway import LiveGateway
-from live_server import NO_TORCH, PATIENT, Asked, LiveServer, headway, wait_until
+from live_server import NO_TORCH, PATIENT, LiveAddress, LiveServer, headway, wait_until
 from streams import open_streams
 
 from conftest import StartServer
@@ -30,7 +30,7 @@ keys:
 BODY = {"prompt": [5], "max_tokens": 2}
 
 
-def lines_of(live: Asked) -> list[dict[str, Any]]:
+def lines_of(live: LiveAddress) -> list[dict[str, Any]]:
     """All that was written to stdout and stderr, each line of it JSON with an ISO time."""
     texts = (live.stdout + live.stderr).splitlines()
     lines = [msgspec.json.decode(text) for text in texts]
@@ -40,7 +40,7 @@ def lines_of(live: Asked) -> list[dict[str, Any]]:
     return lines
 
 
-def line_of(live: Asked, request_id: str) -> dict[str, Any]:
+def line_of(live: LiveAddress, request_id: str) -> dict[str, Any]:
     """The one line of a request."""
 
     def found() -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ CASES: dict[str, tuple[str, str, str | None, dict[str, Any] | bytes, int]] = {
 def test_each_line_says_where_its_request_comes_from(
     which: str, name: str, request: pytest.FixtureRequest
 ) -> None:
-    live: Asked = request.getfixturevalue(which)
+    live: LiveAddress = request.getfixturevalue(which)
     method, path, key, body, expected = CASES[name]
     headers = {"x-request-id": f"job-{name}", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
     if key is not None:

@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 from live_gateway import LiveGateway
-from live_server import NO_TORCH, PATIENT, Asked, LiveServer, wait_until
+from live_server import NO_TORCH, PATIENT, LiveAddress, LiveServer, wait_until
 
 from conftest import StartServer
 from raw_upstream import raw_upstream
@@ -30,7 +30,7 @@ def request_of(name: str, **params: Any) -> Any:
 
 
 @contextlib.contextmanager
-def client_of(live: Asked, key: str = "any") -> Iterator[anthropic.Anthropic]:
+def client_of(live: LiveAddress, key: str = "any") -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=live.url, api_key=key, max_retries=0) as client:
         yield client
 

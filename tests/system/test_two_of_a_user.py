@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 from live_gateway import LiveGateway
-from live_server import NO_TORCH, Asked, LiveServer, clean_environment, wait_until
+from live_server import NO_TORCH, LiveAddress, LiveServer, clean_environment, wait_until
 
 from batch_calls import jsonl, line
 from conftest import StartServer
@@ -28,7 +28,7 @@ def home_of(folder: Path) -> dict[str, str]:
     return {"HOME": str(folder), "HEADWAY_DATA_DIR": "", **xdg}
 
 
-def run_batch(live: Asked, name: str) -> str:
+def run_batch(live: LiveAddress, name: str) -> str:
     """The id of a batch of one line that has been completed."""
     with openai.OpenAI(base_url=live.url + "/v1", api_key="any", max_retries=0) as client:
         body = jsonl([line(name, model=live.model, prompt=[5])])
@@ -40,12 +40,12 @@ def run_batch(live: Asked, name: str) -> str:
         return batch.id
 
 
-def batches_of(live: Asked) -> list[str]:
+def batches_of(live: LiveAddress) -> list[str]:
     with openai.OpenAI(base_url=live.url + "/v1", api_key="any", max_retries=0) as client:
         return [batch.id for batch in client.batches.list()]
 
 
-def complaints(live: Asked) -> list[str]:
+def complaints(live: LiveAddress) -> list[str]:
     """Lines of the log above INFO."""
     return [text for text in live.stderr.splitlines() if " WARNING " in text or " ERROR " in text]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import live_server
 from live_gateway import LiveGateway
-from live_server import Asked, LiveServer
+from live_server import LiveAddress, LiveServer
 
 OF_THE_SERVER = ("/metrics", "/stats", "/ready", "/health", "/version")
 KEYS = ("--api-key", "--key-file")
 
-wait_ready, close, get = LiveServer.wait_ready, LiveServer.close, Asked.get
+wait_ready, close, get = LiveServer.wait_ready, LiveServer.close, LiveAddress.get
 
 
 def wait_ready_behind(self: LiveServer, *given: Any, **options: Any) -> LiveServer:
@@ -38,7 +38,7 @@ def close_behind(self: LiveServer) -> None:
     close(self)
 
 
-def get_behind(self: Asked, path: str) -> Any:
+def get_behind(self: LiveAddress, path: str) -> Any:
     """GET, of the server itself where it is about it."""
     if not hasattr(self, "gateway") or not path.startswith(OF_THE_SERVER):
         return get(self, path)
@@ -51,4 +51,4 @@ def get_behind(self: Asked, path: str) -> Any:
 
 LiveServer.wait_ready = wait_ready_behind
 LiveServer.close = close_behind
-Asked.get = get_behind
+LiveAddress.get = get_behind

@@ -64,7 +64,7 @@ def with_choosing(spec: ModelSpec, given: str) -> ModelSpec:
     return replace(spec, layers=tuple(replace(layer, chooses=each) for layer, each in pairs))
 
 
-def kept_by_layer(
+def keep_limits(
     num_tokens: int, share: float, block_size: int, chooses: Sequence[bool]
 ) -> list[tuple[int, int]]:
     """By layer (0, the most tokens that it keeps of a prompt), 0 for all of them."""

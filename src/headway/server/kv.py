@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from headway.config.kv_keep import kept_by_layer
-from headway.config.kv_layers import kept_tokens
+from headway.config.kv_keep import keep_limits
+from headway.config.kv_layers import mean_kept_tokens
 from headway.config.kv_read import tokens_read
 from headway.core.errors import RequestError
 from headway.core.request import check_range
@@ -153,6 +153,6 @@ def usage(info: Ready | None, prompts: Sequence[Sequence[int]], own: KVShares) -
 def num_kept_tokens(info: Ready, num_tokens: int, keep: float) -> int:
     """Return how many tokens of a prompt are kept to its end, as the mean over the layers."""
     windows = info.narrowed or [(0, 0)] * len(info.chooses)
-    chosen = kept_by_layer(num_tokens, keep, info.block_size, info.chooses) or windows
+    chosen = keep_limits(num_tokens, keep, info.block_size, info.chooses) or windows
     pairs = [own if own[1] else each for own, each in zip(chosen, windows, strict=True)]
-    return kept_tokens(num_tokens, pairs)
+    return mean_kept_tokens(num_tokens, pairs)

@@ -18,7 +18,7 @@ from headway.spec.gguf.header import Header, is_gguf, read_header
 from headway.spec.gguf.tokenizer import tokenizer_config_of, tokenizer_of
 
 TOKENIZER_FILE = "tokenizer.json"
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+GENERATION_CONFIG_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 FROM_GGUF: dict[str, Callable[[Header], dict[str, Any]]] = {
     "config.json": config_of,
     "generation_config.json": generation_config_of,
@@ -67,7 +67,9 @@ def sampling_defaults(model: Path) -> dict[str, Any]:
     """
     generation = read_document(model, "generation_config.json") or {}
     defaults = {
-        name: generation[name] for name in SAMPLING_FIELDS if generation.get(name) is not None
+        name: generation[name]
+        for name in GENERATION_CONFIG_FIELDS
+        if generation.get(name) is not None
     }
     for name, value in defaults.items():
         check_default(name, value)

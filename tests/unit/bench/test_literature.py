@@ -4,7 +4,7 @@ import pytest
 
 from claim_world import ScriptedAsking, asked_of
 from literature import caching, load
-from literature.asking import Asked
+from literature.asking import TimedAnswer
 from literature.claim import HOLDS, NOT_HERE, Finding, NotThereError
 
 
@@ -45,7 +45,7 @@ def test_without_a_cache_the_claims_do_not_hold():
 
 def test_cost_is_that_of_the_ledger():
     """1,000 tokens of which 900 cached and 10 answered: 100 + 90 + 50 of 1,050."""
-    one = Asked(
+    one = TimedAnswer(
         ttft_s=1.0, tpot_s=None, e2e_s=1.0, sent_s=0.0, prompt=1000, cached=900, output=10, text=""
     )
     less = caching.cheaper([one], 50.0)
@@ -120,8 +120,8 @@ def test_busy_tells_nothing_of_those_who_wait():
 def test_covered_time_is_the_union_of_all_spans():
     """0 to 2, 1 to 3 and 5 to 6 of 6 seconds are 4."""
 
-    def span(from_s: float, to_s: float) -> Asked:
-        return Asked(
+    def span(from_s: float, to_s: float) -> TimedAnswer:
+        return TimedAnswer(
             ttft_s=0, tpot_s=None, e2e_s=to_s - from_s, sent_s=from_s, prompt=1, cached=0,
             output=1, text="",
         )  # fmt: skip

@@ -9,8 +9,8 @@ from headway.config.kv_keep import (
     FEWEST,
     blocks_dropped,
     count_kept_tokens,
+    keep_limits,
     keep_share,
-    kept_by_layer,
 )
 from headway.config.memory_plan import share_among, share_blocks
 from headway.config.options import EngineOptions
@@ -26,7 +26,7 @@ FOLDER = model_folder(None)
 def test_the_worked_example():
     assert blocks_dropped(0.25, 1000, 16) == 46
     assert count_kept_tokens(0.25, 1000, 16) == 264
-    assert kept_by_layer(1000, 0.25, 16, [True, False]) == [(0, 264), (0, 0)]
+    assert keep_limits(1000, 0.25, 16, [True, False]) == [(0, 264), (0, 0)]
 
 
 @pytest.mark.parametrize("size", [1, 4, 16, 64])

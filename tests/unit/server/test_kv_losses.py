@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from headway.config.kv_keep import count_kept_tokens
-from headway.config.kv_layers import kept_tokens
+from headway.config.kv_layers import mean_kept_tokens
 from headway.config.kv_read import tokens_read
 from headway.config.options import EngineOptions
 from headway.engine.process import ready_message
@@ -223,8 +223,8 @@ def test_the_share_that_is_kept_is_reported_and_may_be_set(server: InProcess, pa
 
 
 def test_a_prompt_shorter_than_every_window_is_kept_whole():
-    assert [kept_tokens(n, NARROW) for n in (0, 1, 12)] == [0, 1, 12]
-    assert kept_tokens(1000, [(0, 0), (0, 68)]) == 534
+    assert [mean_kept_tokens(n, NARROW) for n in (0, 1, 12)] == [0, 1, 12]
+    assert mean_kept_tokens(1000, [(0, 0), (0, 68)]) == 534
 
 
 def test_what_a_file_narrows_narrowed_the_settings(tmp_path: Path):

@@ -82,7 +82,7 @@ def find_candidates(
             try:
                 usable_one = build_candidate(folder, spec, name, options, variant, longest, prices)
             except HeadwayError as error:
-                if isinstance(error, UsageError) and name not in known_machines(options.machines):
+                if isinstance(error, UsageError) and name not in machine_names(options.machines):
                     raise
                 refused.append(RefusedMachine(name=f"{name}, {weights}", why=error.cause))
             else:
@@ -90,7 +90,7 @@ def find_candidates(
     return usable, refused
 
 
-def known_machines(machines: list[str]) -> set[str]:
+def machine_names(machines: list[str]) -> set[str]:
     """Return those of these names that are machines, whatever else may be wrong with them."""
     rows = {row[0] for row in TABLE}
     return {m for m in machines if m == "here" or m in rows or m.endswith(".json") or ".csv:" in m}
