@@ -124,7 +124,7 @@ class Reclaim:
         holding gives first: of its sequences an idle one, then the one that gave its slot least
         often, then the cheapest to compute again, then the newest.
         """
-        rows, blocks = self._missing_room(claimant, running, promised)
+        slots, blocks = self._missing_slots_and_blocks(claimant, running, promised)
         held, users, user = self.holdings(running), self.policy.users, user_of(claimant)
         after = self._with(held.get(user) or Holding(0, [0] * len(blocks)), claimant)
         enough = self.dominant_share(after) / users.weight(user)
@@ -136,7 +136,7 @@ class Reclaim:
             idle = s.request.terms.idle_only
             return -level, not idle, s.num_reclaimed, s.computed, -s.sequence_id
 
-        while rows > 0 or any(count > 0 for count in blocks):
+        while slots > 0 or any(count > 0 for count in blocks):
             candidates = [s for s in candidates if self._can_spare(s, held, enough)]
             if not candidates:
                 return []
@@ -144,22 +144,22 @@ class Reclaim:
             candidates.remove(victim)
             chosen.append(victim)
             held[user_of(victim)] = self._without(held[user_of(victim)], victim)
-            rows -= 1
+            slots -= 1
             blocks = [n - freed for n, freed in zip(blocks, self._frees(victim), strict=True)]
         return chosen
 
-    def _missing_room(
+    def _missing_slots_and_blocks(
         self, claimant: Sequence, running: list[Sequence], promised: list[int]
     ) -> tuple[int, list[int]]:
-        """Return the rows, and the blocks by group, that `claimant` lacks to start.
+        """Return the slots, and the blocks by group, that `claimant` lacks to start.
 
         Blocks that running sequences take in this step, before its first chunk, count too.
         """
-        rows = len(running) + 1 - self.max_num_seqs
+        slots = len(running) + 1 - self.max_num_seqs
         growing = sum(s.computed % self.kv.block_size == 0 for s in running)
         hit = None if claimant.host_tables else self.kv.match_prefix(claimant, partly=False)
         leaving = self.transfers.leaving()
-        return rows, [
+        return slots, [
             needed + promise + growing - coming - pool.num_free
             for needed, promise, coming, pool in zip(
                 self.kv.still_needed(claimant, hit), promised, leaving, self.kv.pools, strict=True
@@ -212,7 +212,7 @@ class Reclaim:
     def dominant_share(self, holds: "Holding") -> float:
         """Return the dominant share: the largest part of slots or of a group's blocks."""
         parts = [n / (p.num_blocks - 1) for n, p in zip(holds.blocks, self.kv.pools, strict=True)]
-        return max(holds.rows / self.max_num_seqs, *parts)
+        return max(holds.slots / self.max_num_seqs, *parts)
 
     def user_slots(self, running: list[Sequence]) -> dict[str, tuple[float, float]]:
         """Return by user (its dominant share in slots, its weight), for the step's record.
@@ -234,11 +234,11 @@ class Reclaim:
     def _without(self, holds: "Holding", sequence: Sequence) -> "Holding":
         live = self.kv.num_live([sequence])
         blocks = [n - b for n, b in zip(holds.blocks, live, strict=True)]
-        return Holding(holds.rows - 1, blocks)
+        return Holding(holds.slots - 1, blocks)
 
     def _with(self, holds: "Holding", claimant: Sequence) -> "Holding":
         needed = self.kv.still_needed(claimant)
-        return Holding(holds.rows + 1, [a + b for a, b in zip(holds.blocks, needed, strict=True)])
+        return Holding(holds.slots + 1, [a + b for a, b in zip(holds.blocks, needed, strict=True)])
 
     def _frees(self, victim: Sequence) -> list[int]:
         """Return the blocks by group that preempting it frees, promised ones included."""
@@ -277,13 +277,13 @@ class Reclaim:
 class Holding:
     """Slots, and blocks by group, that one user holds."""
 
-    __slots__ = ("blocks", "rows")
+    __slots__ = ("blocks", "slots")
 
-    def __init__(self, rows: int, blocks: list[int]) -> None:
-        self.rows = rows
+    def __init__(self, slots: int, blocks: list[int]) -> None:
+        self.slots = slots
         self.blocks = blocks
 
 
 def lacks_room(waiting: Collection[Sequence], running: Iterable[Sequence]) -> bool:
-    """Return whether a full engine is short of rows or blocks; idle classes would be preempted."""
+    """Return whether a full engine is short of slots or blocks; idle classes would be preempted."""
     return bool(waiting) and not any(s.request.terms.idle_only for s in running)

@@ -177,13 +177,13 @@ class PagedDrafter(ABC):
         self, requests: list[DraftRequest]
     ) -> list[tuple[WorkerSequence, int, int, int]]:
         """Return (sequence, draft tokens, first token to compute, count) of sequences that fit."""
-        rows, room = [], self._max_tokens
+        rows, budget = [], self._max_tokens
         for sequence, count, _ in requests:
             begin, known = self._first_to_compute(sequence), sequence.num_known
             count = min(count, self._max_len - known, self._num_slots(sequence) - known + 1)
-            take = min(known - begin, room)
+            take = min(known - begin, budget)
             if count > 0 and take > 0:
-                room -= take
+                budget -= take
                 rows.append((sequence, count if begin + take == known else 0, begin, take))
         return rows
 

@@ -80,15 +80,15 @@ class WeightCache:
         """Return the path of the file for `key`."""
         return self.folder / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
 
-    def read(self, key: str, room_bytes: int = 0) -> CachedBlobs | None:
+    def read(self, key: str, free_bytes: int = 0) -> CachedBlobs | None:
         """Return the verified blobs of `key`, None without a valid file.
 
-        They may take up to `room_bytes` of memory.
+        They may take up to `free_bytes` of memory.
         """
         path = self.path(key)
         try:
             with open_private(path) as file:
-                blobs = read_blobs(file, key, room_bytes)
+                blobs = read_blobs(file, key, free_bytes)
             if blobs is not None:
                 now_s = self._clock.wall_s()
                 os.utime(path, (now_s, now_s))
@@ -196,10 +196,10 @@ def digest_of(parts: list[memoryview]) -> str:
     return digest.hexdigest()
 
 
-def read_blobs(file: Any, key: str, room_bytes: int = 0) -> CachedBlobs | None:
+def read_blobs(file: Any, key: str, free_bytes: int = 0) -> CachedBlobs | None:
     """Return the blobs of an open file, each compared with its digest; None for another key.
 
-    All but the embedding are read into memory, if they fit into `room_bytes`. Raises ValueError, or
+    All but the embedding are read into memory, if they fit into `free_bytes`. Raises ValueError, or
     an error of JSON or arithmetic, for a damaged file.
     """
     first, header = read_header(file)
@@ -216,22 +216,22 @@ def read_blobs(file: Any, key: str, room_bytes: int = 0) -> CachedBlobs | None:
     places, end = blob_offsets(
         {name: len(blob) for name, blob in blobs.items() if name != EMBEDDING}
     )
-    room = huge_page_memory(end, room_bytes)
-    if room is not None:
+    pages = huge_page_memory(end, free_bytes)
+    if pages is not None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)  # reads ahead twice as far
-    own = {} if room is None else {n: room[at : at + len(blobs[n])] for n, at in places.items()}
+    own = {} if pages is None else {n: pages[at : at + len(blobs[n])] for n, at in places.items()}
 
     def verify(name: str) -> bool:
         begin, size, digest = entries[name]
-        if room is None:
+        if pages is None:
             return bool(digest_of([blobs[name]]) == digest)
         return digest_at(file.fileno(), first + begin, size, own.get(name)) == digest
 
     with ThreadPoolExecutor(NUM_HASH_THREADS) as pool:
         if not all(pool.map(verify, blobs)):
             raise ValueError("its numbers are damaged")
-    if room is not None:
-        collapse(room)  # pages that were not huge at once
+    if pages is not None:
+        collapse(pages)  # pages that were not huge at once
     return blobs | own
 
 
@@ -249,11 +249,11 @@ def read_header(file: Any) -> tuple[int, dict[str, Any]]:
     return START + length, json.loads(text)
 
 
-def huge_page_memory(num_bytes: int, room_bytes: int) -> memoryview | None:
+def huge_page_memory(num_bytes: int, free_bytes: int) -> memoryview | None:
     """Return memory in huge pages; None without huge pages or room."""
     try:
-        if num_bytes > room_bytes:
-            why = f"only {max(room_bytes, 0)} bytes of memory are free for them"
+        if num_bytes > free_bytes:
+            why = f"only {max(free_bytes, 0)} bytes of memory are free for them"
         elif not gives_huge_pages():
             why = "the system gives no huge pages"
         else:
@@ -281,10 +281,10 @@ def digest_at(descriptor: int, at: int, size: int, memory: memoryview | None) ->
 class Lookup:
     """A lookup in the cache that runs in a thread while the rest of the program is imported."""
 
-    def __init__(self, cache: WeightCache, key: Key, room_bytes: int = 0) -> None:
-        """`room_bytes` limits the memory of the blobs; see `WeightCache.read`."""
+    def __init__(self, cache: WeightCache, key: Key, free_bytes: int = 0) -> None:
+        """`free_bytes` limits the memory of the blobs; see `WeightCache.read`."""
         self.instruction_set = key.instruction_set
-        self._cache, self._key, self._room_bytes = cache, key, room_bytes
+        self._cache, self._key, self._free_bytes = cache, key, free_bytes
         self._text: str | None = None
         self._blobs: CachedBlobs | None = None
         self._thread = threading.Thread(target=self._search, name="weight cache", daemon=True)
@@ -295,7 +295,7 @@ class Lookup:
             self._text = self._key.text(self._cache.folder / "digests")
         except (OSError, HeadwayError):  # loading reports what is wrong with the files
             return
-        self._blobs = self._cache.read(self._text, self._room_bytes)
+        self._blobs = self._cache.read(self._text, self._free_bytes)
 
     def result(self) -> CachedBlobs | None:
         """Return the blobs of the cache, or None; waits for the lookup."""
@@ -332,5 +332,5 @@ def look_up_weights(folder: Path, settings: Settings, *, alone: bool = True) -> 
         kernels=compiled_module(),
     )
     sizes = zip(settings.cache.num_blocks, settings.cache.block_bytes, strict=True)
-    room_bytes = memory()[1] - sum(count * size for count, size in sizes) if alone else 0
-    return Lookup(WeightCache(cache, settings.weight_cache_bytes), key, room_bytes)
+    free_bytes = memory()[1] - sum(count * size for count, size in sizes) if alone else 0
+    return Lookup(WeightCache(cache, settings.weight_cache_bytes), key, free_bytes)

@@ -68,9 +68,13 @@ class DigitLimit:
 
     def apply(self, words: Words, tokens: Listing[int]) -> None:
         """Remove from a mask, in place, tokens that would give the number too many digits."""
-        room = max(0, MAX_DIGITS - self.num_digits(tokens))
-        if room >= self._longest or not (words & self._ends).any() or (words & self._quotes).any():
+        num_left = max(0, MAX_DIGITS - self.num_digits(tokens))
+        if (
+            num_left >= self._longest
+            or not (words & self._ends).any()
+            or (words & self._quotes).any()
+        ):
             return
-        if room not in self._beyond:
-            self._beyond[room] = self._bits(self._leading > room)
-        words &= ~self._beyond[room]
+        if num_left not in self._beyond:
+            self._beyond[num_left] = self._bits(self._leading > num_left)
+        words &= ~self._beyond[num_left]

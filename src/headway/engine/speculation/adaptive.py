@@ -269,9 +269,9 @@ class AdaptiveSpeculator:
         self._row_probe.record(paid=False)
         self._probes_rows = False
         index = max(range(len(values)), key=lambda i: sum(values[i][counts[i] :]))
-        room = plain.budget - sum(counts)
+        spare = plain.budget - sum(counts)
         more = max(PROBE_TOKENS, 2 * counts[index] + 1)
-        counts[index] = min(more, counts[index] + room, len(values[index]))
+        counts[index] = min(more, counts[index] + spare, len(values[index]))
 
     def _with_plain_steps(self, choice: DraftChoice) -> list[int]:
         """Return the counts; none in one step of `PLAIN_INTERVAL` while they gain little."""
@@ -303,8 +303,8 @@ class AdaptiveSpeculator:
         values, other_tokens, other_rows = list[list[float]](), 0.0, 0.0
         extra = (self._num_drafter_extra + EXTRA_PRIOR) / (self._num_drafter_right + EXTRA_PRIOR)
         for sequence, state, each, count in zip(decodes, states, options, counts, strict=True):
-            room = sequence.max_len - len(sequence.tokens) - count - 2
-            room = max(min(self.config.max_proposed, room), 0)
+            depth = sequence.max_len - len(sequence.tokens) - count - 2
+            depth = max(min(self.config.max_proposed, depth), 0)
             paying = [chance for chance in each.free.probabilities if chance > price]
             state.free_ids = each.free.drafts.token_ids[: len(paying)]
             other_tokens += sum(paying)
@@ -312,7 +312,7 @@ class AdaptiveSpeculator:
             share = extra if paying else 1.0
             if count and each.best.drafts.token_ids[count - 1] in sequence.stop_ids:
                 share *= 1 - each.best.probabilities[count - 1]
-            known = self.acceptance.probabilities(drafter.name, 0, room, state.odds)
+            known = self.acceptance.probabilities(drafter.name, 0, depth, state.odds)
             values.append([share * probability for probability in known])
         token_s = self.cost.seconds(plain.decodes)
         plain = plain._replace(other_tokens=other_tokens, other_s=other_rows * price * token_s)

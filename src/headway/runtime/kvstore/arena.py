@@ -52,12 +52,12 @@ class Arena:
 
     def put(self, parcel_id: bytes, data: memoryview) -> ArenaPlace | None:
         """Copy a block into a place of its own; return None where there is no room."""
-        room = bytes_needed(len(data))
-        free = self._free.get(room)
+        size = bytes_needed(len(data))
+        free = self._free.get(size)
         if free:
             offset = free.pop()
-        elif self._end + room <= self.limit_bytes:
-            offset, self._end = self._end, self._end + room
+        elif self._end + size <= self.limit_bytes:
+            offset, self._end = self._end, self._end + size
         else:
             return None
         self._number += 1

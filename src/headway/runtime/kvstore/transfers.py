@@ -40,8 +40,8 @@ class ActiveRead:
     transfer: Transfer
     began_s: float
     data: Tensor
-    """(blocks, bytes of a block), a view of `room`."""
-    room: Tensor
+    """(blocks, bytes of a block), a view of `buffer`."""
+    buffer: Tensor
     ended_s: float = 0.0
     is_over: bool = False
     has_data: bool = False
@@ -52,20 +52,20 @@ class StagingPool:
 
     def __init__(self, max_idle_bytes: int = MAX_IDLE_STAGING_BYTES) -> None:
         self._max_idle_bytes = max_idle_bytes
-        self._rooms: list[Tensor] = []
+        self._buffers: list[Tensor] = []
 
     def take(self, num_bytes: int) -> Tensor:
         """Return at least `num_bytes` bytes, not initialized."""
-        fitting = [at for at, room in enumerate(self._rooms) if len(room) >= num_bytes]
+        fitting = [at for at, buffer in enumerate(self._buffers) if len(buffer) >= num_bytes]
         if not fitting:
             return torch.empty(num_bytes, dtype=torch.uint8)
-        return self._rooms.pop(min(fitting, key=lambda at: len(self._rooms[at])))
+        return self._buffers.pop(min(fitting, key=lambda at: len(self._buffers[at])))
 
-    def give(self, room: Tensor) -> None:
+    def give(self, buffer: Tensor) -> None:
         """Take back memory without a writer; free the smallest beyond the limit."""
-        self._rooms = sorted([*self._rooms, room], key=len)
-        while sum(map(len, self._rooms)) > self._max_idle_bytes:
-            self._rooms.pop(0)
+        self._buffers = sorted([*self._buffers, buffer], key=len)
+        while sum(map(len, self._buffers)) > self._max_idle_bytes:
+            self._buffers.pop(0)
 
 
 class StoreTransfers:
@@ -105,9 +105,9 @@ class StoreTransfers:
         if self.is_under_way(transfer):
             return
         shape = (len(transfer.blocks), self.block_bytes[transfer.group])
-        room = self._staging.take(math.prod(shape))
-        data = room[: math.prod(shape)].view(shape)
-        read = ActiveRead(transfer, self._clock.now_s(), data, room)
+        buffer = self._staging.take(math.prod(shape))
+        data = buffer[: math.prod(shape)].view(shape)
+        read = ActiveRead(transfer, self._clock.now_s(), data, buffer)
         self._reads[transfer.transfer_id] = read
         blocks = [(transfer.group, key) for key in transfer.keys]
         into = [memoryview(block) for block in data.numpy()]
@@ -148,7 +148,7 @@ class StoreTransfers:
             if has_data:
                 self._scatter(transfer, read.data)
             if read.is_over:  # otherwise its reader may still write
-                self._staging.give(read.room)
+                self._staging.give(read.buffer)
             (done if has_data else failed).append(transfer.transfer_id)
             seconds = (read.ended_s if read.is_over else now_s) - read.began_s
             self._moved.append(

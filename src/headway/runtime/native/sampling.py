@@ -44,7 +44,7 @@ class NativeSampling:
             len(draws_R),
             vocabulary,
             mask_bytes,
-            self._room(vocabulary),
+            self._scratch_address(vocabulary),
             tokens_R.ctypes.data,
         )
         tokens: list[int] = tokens_R.tolist()
@@ -68,14 +68,14 @@ class NativeSampling:
             vocabulary,
             tokens_R.ctypes.data,
             count,
-            self._room(vocabulary),
+            self._scratch_address(vocabulary),
             values.ctypes.data,
             ranks_R.ctypes.data,
             top_tokens.ctypes.data,
         )
         return None if (ranks_R == 0).any() else (values, ranks_R, top_tokens)
 
-    def _room(self, vocabulary: int) -> int:
+    def _scratch_address(self, vocabulary: int) -> int:
         """Return the address of scratch memory for all threads, aligned to 8 bytes."""
         needed = self._calls.sampling_bytes(vocabulary)
         if self._scratch.nbytes < needed:
