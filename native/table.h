@@ -105,6 +105,8 @@ struct Draw {
     int32_t top_k;      // 0: none
     Type type;          // of the logits
 };
+static_assert(sizeof(Draw) == 64 && offsetof(Draw, temperature) == 40 && offsetof(Draw, type) == 56,
+              "as DRAW of runtime/native/sampling.py");
 
 // How rounded weights lie, as one number: the inputs that share a scale, 0 for int8 with a scale for
 // each output, and what else differs from int4 with fp16 scales.

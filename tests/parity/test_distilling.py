@@ -20,7 +20,13 @@ from headway.compress.train.distill import divergence
 from headway.compress.train.fake import FakeRounding
 from headway.compress.train.loop import CosineSchedule, Training, minutes, train
 from headway.compress.train.model import TrainedModel, check_trainable_formats, spec_of
-from headway.compress.train.run import DistillPlan, TeacherStudent, distill, prepare
+from headway.compress.train.run import (
+    DistillPlan,
+    TeacherStudent,
+    distill,
+    open_models,
+    prepare,
+)
 from headway.compress.train.student import rounded_layers
 from headway.compress.train.texts import (
     ANSWER_WEIGHT,
@@ -232,7 +238,7 @@ def trained(
     folders: tuple[Path, Path], run: Path, plan: DistillPlan, stop: int = 99
 ) -> TrainedModel:
     """A run in `run`, cut short before step `stop`."""
-    pair = prepare(*folders, plan, SOURCES, save_every=2)
+    pair = prepare(*open_models(*folders, plan), plan, SOURCES, save_every=2)
     losses = pair.training.losses
 
     def cut(step: int) -> tuple[Tensor, dict[str, Tensor]]:

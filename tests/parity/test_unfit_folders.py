@@ -55,18 +55,24 @@ def test_sampling_is_as_the_model_s_config_says(folder: Path):
         assert llm.get_default_sampling_params().temperature == temperature
 
 
-@pytest.mark.parametrize("kind", ["a FIFO", "a pickle"])
-def test_weights_that_cannot_be_read_are_told_before_texts_are_chosen(folder, capsys, kind):
-    (folder / "model.safetensors").unlink()
-    if kind == "a FIFO":
-        os.mkfifo(folder / "model.safetensors")
-    else:
+@pytest.mark.parametrize("fault", ["is a FIFO", "is a pickle", NAME])
+def test_weights_that_do_not_fit_are_an_error_before_texts_are_read(folder, capsys, fault):
+    """The last has another shape than its config.json says. The text, which is not there, is no
+    error before that."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    file.unlink()
+    if fault == "is a FIFO":
+        os.mkfifo(file)
+    elif fault == "is a pickle":
         (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    else:
+        save_file(tensors | {NAME: tensors[NAME][:, 1:].contiguous()}, file, {"format": "pt"})
     good, out = str(model_folder(EMBEDDED)), str(folder.with_name("out"))
     for words in (
-        ["prune", str(folder), out, "--neurons=0.375"],
-        ["distill", good, str(folder), out, "--data=skills", "--steps=1"],
-        ["distill", str(folder), good, out, "--data=skills", "--steps=1"],
+        ["prune", str(folder), out, "--neurons=0.375", "--calibrate=nowhere.txt"],
+        ["distill", good, str(folder), out, "--data=nowhere.txt", "--steps=1"],
+        ["distill", str(folder), good, out, "--data=nowhere.txt", "--steps=1"],
     ):
         assert main(words) == 3
-        assert f"is {kind}" in capsys.readouterr().err
+        assert fault in capsys.readouterr().err

@@ -61,10 +61,10 @@ def distill(call: "VerbCall") -> int:
         read_model_spec(folder)
         find_files(folder)
     use_threads(options.threads)
-    training.check_same_tokenizer(teacher, student)
-    sources = read_sources(options.data, Tokenizer(teacher), options.seed, held_out(call))
     plan = plan_of(options, student)
-    pair = training.prepare(teacher, student, plan, sources, options.save_every)
+    models = training.open_models(teacher, student, plan)  # before texts are read, for minutes
+    sources = read_sources(options.data, Tokenizer(teacher), options.seed, held_out(call))
+    pair = training.prepare(*models, plan, sources, options.save_every)
     rows = describe_run(pair, plan) | {"memory": f"about {gib(training.memory(pair))}"}
     print("\n".join(f"{name:<14} {value}" for name, value in rows.items()))
     if "--dry-run" in call.switches:

@@ -92,6 +92,7 @@ def run_pruning(call: "VerbCall", folder: Path, cuts: "PruneSettings") -> "Prune
     from headway.compress.train.texts import SKILLS, read_sources
     from headway.frontend.text import Tokenizer
 
+    model = TrainedModel.open(folder, trainable=False)  # weights that do not fit end it first
     sources = read_sources(
         options.calibrate or [SKILLS], Tokenizer(folder), options.seed, held_out(call)
     )
@@ -99,7 +100,6 @@ def run_pruning(call: "VerbCall", folder: Path, cuts: "PruneSettings") -> "Prune
         sources=sources, num_rows=options.rows, length=options.row_length, seed=options.seed
     ).batch(0)
     generation = folder / "generation_config.json"
-    model = TrainedModel.open(folder, trainable=False)
     with items_bar(f"Pruning {folder.resolve().name}", num_steps(model.spec, cuts)) as advance:
         return prune(
             model,

@@ -83,7 +83,6 @@ class GenerationEndpoint:
             async with Session(self._state, incoming, ticket) as session:
                 session.set_dialect(await prepare_in_turn(self._state, self._row, incoming))
                 ticket.set_prompts(self._row.admission_request(incoming.body, session.request))
-                session.is_admitted = True
                 if not await self._answer_late(session):
                     await (self._row.respond or Session.answer)(session)
         except ClientGoneError:
@@ -157,9 +156,9 @@ class GenerationEndpoint:
                 )
             await session.fail(error)
             return True
-        if session is not None and session.is_admitted:
+        if session is not None and session.timeline is not None:  # counted by `submit`
             return False
-        name, will_retry = DEFAULT_CLASS, False
+        name, is_counted = DEFAULT_CLASS, False
         if incoming is not None:
             if isinstance(error, OverloadedError) and await self._fallback.answer(
                 incoming, "queue"
@@ -167,7 +166,8 @@ class GenerationEndpoint:
                 return True
             name = incoming.service_class.name
             will_retry = incoming.caller.in_batch and error.retry_after_s is not None
-        if not will_retry:
+            is_counted = will_retry or "fallback" in incoming.scope  # by the first model
+        if not is_counted:
             self._state.rows[0].telemetry.on_rejection(error, service_class=name, source=source)
         return False
 
@@ -180,7 +180,7 @@ class Session:
 
     __slots__ = (
         *("_in_background", "_owns", "_watcher", "dialect", "events", "headers"),
-        *("incoming", "is_admitted", "is_charged", "request", "state", "streams", "task"),
+        *("incoming", "is_charged", "request", "state", "streams", "task"),
         *("ticket", "timeline", "was_sent"),
     )
     dialect: AnswerDialect
@@ -196,8 +196,8 @@ class Session:
         self.timeline: RequestTimeline | None = None
         self.events: EventStream | None = None
         self.headers: list[tuple[bytes, bytes]] = []
-        self.is_admitted = self.was_sent = self.is_charged = False
-        """Whether admission is complete, the engine has all prompts, the task was charged."""
+        self.was_sent = self.is_charged = False
+        """Whether the engine has all prompts, the task was charged."""
         self._watcher: asyncio.Task[None] | None = None
         self._owns, self._in_background = True, False
 

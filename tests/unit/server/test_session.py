@@ -11,13 +11,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.core.errors import EngineDownError, RequestError, ServerFaultError, ShedError
+from headway.core.errors import (
+    EngineDownError,
+    OverloadedError,
+    RequestError,
+    ServerFaultError,
+    ShedError,
+)
 from headway.edge import event_stream
 from headway.server import session as sessions
 from headway.server.endpoints import GENERATIONS
 from headway.server.generation import GenerationRow
 from headway.server.models import ServedModel, ServerState
 from headway.server.openai.chat import ChatDialect
+from headway.server.responses import create
 from headway.server.session import GenerationEndpoint
 from headway.telemetry.timeline import RequestTimeline
 from in_process import fake_state
@@ -219,6 +226,39 @@ async def test_an_engine_that_goes_between_two_prompts(
     (timeline,) = state.rows[0].telemetry.finished
     assert timeline.ended is not None and timeline.ended.outcome == "refused"
     closed(state.rows[0])
+
+
+async def test_a_refusal_is_counted_once() -> None:
+    """Where the second engine refuses too, and where too many run in the background."""
+    first, second = fake_state(max_queue=1), fake_state().rows[0]
+    second.names, second.rules = ["second"], first.rows[0].rules
+    first.models["second"], first.fallback_model = second, "second"
+    waiting = [Exchange(first, CHAT, model=name) for name in ("tiny", "second")]
+    while not all(row.telemetry.live for row in first.rows):
+        await asyncio.sleep(0.001)
+    with pytest.raises(OverloadedError):
+        await Exchange(first, CHAT).task
+    assert refusals(first) == {("queue_requests",): 1}
+    for exchange in waiting:
+        await by_leaving(exchange)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(create, "MAX_BACKGROUND", 0)
+        with pytest.raises(EngineDownError):
+            await Exchange(first, "/v1/responses", background=True).task
+    assert refusals(first) == {("queue_requests",): 1, ("overloaded",): 1}
+    for row in first.rows:
+        await row.client.stop()
+        closed(row)
+
+
+def refusals(state: ServerState) -> dict[tuple[str, ...], float]:
+    """Requests that all models of a server have refused for load, by reason."""
+    total: dict[tuple[str, ...], float] = {}
+    for row in state.rows:
+        for labels, count in row.telemetry.registry.values["admission_rejections"].items():
+            if count:
+                total[labels] = total.get(labels, 0) + count
+    return total
 
 
 @pytest.mark.parametrize("method", ["opening", "chunk", "ending", "whole"])

@@ -52,22 +52,26 @@ class TeacherStudent:
     num_zeros: int
 
 
+def open_models(
+    teacher_folder: Path, student_folder: Path, plan: DistillPlan
+) -> tuple[TrainedModel, TrainedModel]:
+    """Return (teacher, student); raises HeadwayError if tokenizers differ or weights do not fit."""
+    check_same_tokenizer(teacher_folder, student_folder)
+    torch.manual_seed(plan.seed)
+    teacher = TrainedModel.open(teacher_folder).requires_grad_(False)
+    if plan.fresh:
+        return teacher, random_student(student_folder, plan.seed)
+    return teacher, TrainedModel.open(student_folder)
+
+
 def prepare(
-    teacher_folder: Path,
-    student_folder: Path,
+    teacher: TrainedModel,
+    student: TrainedModel,
     plan: DistillPlan,
     sources: list[TokenSource],
     save_every: int,
 ) -> TeacherStudent:
-    """Load both; raises ModelError if their tokenizers differ."""
-    check_same_tokenizer(teacher_folder, student_folder)
-    torch.manual_seed(plan.seed)
-    teacher = TrainedModel.open(teacher_folder).requires_grad_(False)
-    student = (
-        random_student(student_folder, plan.seed)
-        if plan.fresh
-        else TrainedModel.open(student_folder)
-    )
+    """Return the pair with the losses and the optimizer of its training."""
     num_zeros, settle = keep_zeros(student) if plan.keep_zeros else (0, lambda: None)
     round_layers(student, plan.quantization)
     losses = losses_of(teacher, student, plan, sources)

@@ -152,7 +152,7 @@ class KVCache:
     ) -> tuple[BlocksByGroup, list[BlockCopy]] | None:
         """Make room for the first `num_tokens` of `sequence`; return new blocks and copies to make.
 
-        None, with nothing taken, if a group has no room. Not needed up to `sequence.capacity` tokens.
+        None, with nothing taken, if a group has no room. Not needed up to `sequence.capacity`.
         """
         tables = sequence.block_tables
         if self._is_plain and not sequence.shares_blocks:

@@ -21,6 +21,7 @@ DRAW = np.dtype(
     align=True,
 )
 """`Draw` of native/table.h: the sampling inputs of one row."""
+assert DRAW.itemsize == 64 and (DRAW.fields or {})["type"][1] == 56, "as asserted in native/table.h"
 UNDECIDED = -1
 
 
