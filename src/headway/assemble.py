@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.config.options import EngineOptions, LogOptions, read_options
 from headway.config.reasons import Reason
@@ -31,6 +32,9 @@ from headway.perf.model import prior_of
 from headway.planning import plan_settings, read_draft
 from headway.spec import ModelSpec
 from headway.spec.model_files import TOKENIZER_FILE, has_document
+
+if TYPE_CHECKING:
+    from headway.runtime.executor import TorchExecutor
 
 Progress = Callable[[int, int], None]
 NULL_STEP_S = 0.01
@@ -94,6 +98,13 @@ def join_peers(
     OSError, and UsageError for an engine whose KV blocks other engines cannot find or fetch.
     """
     from headway.runtime import build
+
+    executor = check_joins(engine)
+    return Handover(engine, *build.join_peers(executor, folder, address, secret, root))
+
+
+def check_joins(engine: Engine) -> "TorchExecutor":
+    """Return the executor whose blocks other engines can find and fetch; else UsageError."""
     from headway.runtime.executor import TorchExecutor
 
     if not engine.settings.cache.prefix_cache:
@@ -106,7 +117,7 @@ def join_peers(
             "KV blocks are not handed over between ranks, nor by --executor null.",
             "Use --replicas in place of --prefill-replicas and --decode-replicas.",
         )
-    return Handover(engine, *build.join_peers(engine.executor, folder, address, secret, root))
+    return engine.executor
 
 
 def make_grammars(
@@ -158,15 +169,17 @@ def make_executor(
     is_filled = bool(shared) and not shared[0].fills
     # reads the cache while torch is imported
     lookup = None if is_filled else look_up_weights(folder, settings, alone=not shared)
-    from headway.runtime.build import ModelFiles, build_executor
+    from headway.runtime.build import WeightSource, build_executor
     from headway.runtime.cuda.executor import CudaExecutor
     from headway.runtime.executor import TorchExecutor
     from headway.runtime.memory import keep_freed
 
     kind = TorchExecutor if settings.device == "cpu" else CudaExecutor
-    files = ModelFiles(folder=folder, progress=progress, lookup=lookup, draft=draft, shared=shared)
+    source = WeightSource(
+        folder=folder, progress=progress, lookup=lookup, draft=draft, shared=shared
+    )
     try:
-        executor = build_executor(kind, files, spec, settings, machine)
+        executor = build_executor(kind, source, spec, settings, machine)
     except OSError as error:
         raise CapacityError(
             f"Memory for weights that the engines share could not be had: {error}.",

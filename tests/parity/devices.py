@@ -15,7 +15,7 @@ from headway.config.options import EngineOptions
 from headway.planning import plan_settings, read_draft
 from headway.runtime.attention import BACKENDS, AttentionRule, KVLayer
 from headway.runtime.batch import Batch
-from headway.runtime.build import ModelFiles, build_executor
+from headway.runtime.build import WeightSource, build_executor
 from headway.runtime.cuda.executor import CudaExecutor
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.grouped import GroupedLinear, Visits
@@ -42,7 +42,7 @@ def cuda_executor(
     folder: Path, spec: Any, settings: Any, machine: Any, draft: Any = None
 ) -> CudaExecutor:
     """What a GPU would run, on the device of the settings."""
-    files = ModelFiles(folder=folder, draft=draft)
+    files = WeightSource(folder=folder, draft=draft)
     return build_executor(CudaExecutor, files, spec, settings, machine)
 
 
@@ -139,7 +139,8 @@ def with_graphs(**more: object) -> Callable[..., CudaExecutor]:
     def make(folder: Path, _: Any, spec: Any, settings: Any, machine: Any, __: Any) -> CudaExecutor:
         own = replace(settings, attention_backend="triton", graphs=True, **more)
         with patch.dict(BACKENDS, triton=DenseAttention), gathered():
-            return build_executor(RecordingExecutor, ModelFiles(folder=folder), spec, own, machine)
+            files = WeightSource(folder=folder)
+            return build_executor(RecordingExecutor, files, spec, own, machine)
 
     return make
 

@@ -20,12 +20,18 @@ from headway.core.errors import UsageError
 TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
+    "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
+    "LICENSE",
+    "NOTICE",
 )
-"""Files of the tokenizer and its settings, which are copied unchanged."""
+"""Files of the tokenizer, its settings and the licence, which are copied unchanged."""
 
 
 @contextmanager
@@ -64,9 +70,9 @@ def check_free(out: Path) -> None:
 
 
 def copy_text_files(folder: Path, out: Path) -> None:
-    """Copy tokenizer, chat template and generation settings."""
+    """Copy tokenizer, chat template, generation settings and licence."""
     for name in TEXT_FILES:
-        if (folder / name).exists():
+        if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headway.compress.folder import copy_text_files
 from headway.compress.packing import FileFormat, quantization_config, tensors_of
 from headway.compress.rows import EMBEDDING, HEAD, HEAD_NAME, RowModel
 from headway.core.errors import UsageError
@@ -23,22 +24,6 @@ from headway.runtime.checkpoint_files import DRAFTER_FILES
 from headway.runtime.rounding import RoundedWeight
 from headway.spec import read_json
 from headway.spec.formats import PLAIN, Format
-
-COPIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    *DRAFTER_FILES,
-    "LICENSE",
-    "NOTICE",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +111,8 @@ def write_config(folder: Path, content: FolderContent, out: Path) -> None:
 
 def copy_rest(folder: Path, out: Path, heads: bool = True) -> None:
     """Copy tokenizer, template, generation settings and licence; draft heads if `heads`."""
-    for name in COPIED if heads else [name for name in COPIED if name not in DRAFTER_FILES]:
+    copy_text_files(folder, out)
+    for name in DRAFTER_FILES if heads else ():
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
 

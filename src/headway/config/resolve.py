@@ -267,16 +267,11 @@ def plan_all_weights(
     reasons: Reasons,
 ) -> WeightsPlan:
     """Return the plan of the weights of the model and its drafter."""
-    device, dtype, kernels, quantization = step.device, step.dtype, step.kernels, step.quantization
-    are_packed, num_bytes = plan_weights(
-        machine, model, device, dtype, kernels, quantization, reasons
-    )
-    cache_bytes = reasons.choose(
-        "weight_cache_bytes", choose_cache(options, kernels, quantization, num_bytes), shown=gib
-    )
-    drafter = plan_drafter(
-        options, machine, model, draft, draft_head, device, dtype, kernels, quantization, reasons
-    )
+    how = step.device, step.dtype, step.kernels, step.quantization
+    are_packed, num_bytes = plan_weights(machine, model, *how, reasons)
+    cache = choose_cache(options, step.kernels, step.quantization, num_bytes)
+    cache_bytes = reasons.choose("weight_cache_bytes", cache, shown=gib)
+    drafter = plan_drafter(options, machine, model, draft, draft_head, *how, reasons)
     return WeightsPlan(
         num_bytes=num_bytes, are_packed=are_packed, cache_bytes=cache_bytes, drafter=drafter
     )
@@ -349,16 +344,10 @@ def choose_speculation(
     draft_head: DraftHead | None,
     reasons: Reasons,
 ) -> SpeculationConfig:
-    """Which sources guess, and how many tokens at most."""
-    whys = {"auto": "what costs little and pays where it is used", "off": "the default"}
-    method = choose_method(options)
-    why = whys.get(method, "given")
-    if model.states is not None and method == "auto":
+    """Return the proposers and the maximum number of draft tokens."""
+    is_off, why = speculation_reason(options, model)
+    if is_off:
         options = replace(options, speculative_method="off")
-        why = "states of sequences do not go back behind a wrong guess yet"
-    if options.kv_keep and method == "auto":
-        options = replace(options, speculative_method="off")
-        why = "guesses are not verified yet behind a prompt of which a part is kept"
     config = SpeculationConfig.of(
         options, drafter.group, drafter.share, draft_head, drafter.vocab_size
     )
@@ -366,6 +355,17 @@ def choose_speculation(
         "speculative_method", (config.methods, why), shown=lambda s: ", ".join(s) or "off"
     )
     return config
+
+
+def speculation_reason(options: EngineOptions, model: ModelSpec) -> tuple[bool, str]:
+    """Return (whether `auto` is off for this model, the reason of the method)."""
+    method = choose_method(options)
+    if method == "auto" and options.kv_keep:
+        return True, "draft tokens are not verified yet behind a prompt of which a part is kept"
+    if method == "auto" and model.states is not None:
+        return True, "states of sequences do not go back behind a rejected draft token yet"
+    whys = {"auto": "what costs little and pays where it is used", "off": "the default"}
+    return False, whys.get(method, "given")
 
 
 def choose_step_size(options: EngineOptions, device: str, reasons: Reasons) -> tuple[int, int]:

@@ -55,21 +55,16 @@ def build_engine(
 
 def build_scheduler(settings: Settings, cost: StepModel, clock: Clock) -> Scheduler:
     """Return the scheduler of these settings, with its cache, policy and speculator."""
-    cache, rules = settings.cache, settings.scheduler
-    kv = KVCache(cache, settings.max_num_batched_tokens)
+    cache, rules, chunk = settings.cache, settings.scheduler, settings.max_num_batched_tokens
+    kv = KVCache(cache, chunk)
+    blocks, block_bytes = cache.host_blocks, cache.block_bytes
     return Scheduler(
         kv,
         BatchGate(rules.batching, settings.max_num_seqs, rules.batch_window_s, clock),
         max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_batched_tokens=chunk,
         policy=make_policy(settings, cost, clock, kv),
-        transfers=KVTransfers(
-            kv,
-            cost,
-            host_blocks=cache.host_blocks,
-            block_bytes=cache.block_bytes,
-            chunk=settings.max_num_batched_tokens,
-        ),
+        transfers=KVTransfers(kv, cost, host_blocks=blocks, block_bytes=block_bytes, chunk=chunk),
         clock=clock,
         speculator=make_speculator(settings.speculation, cost),
         overlap=Overlap(rules.overlap, stages=settings.parallel.stages),

@@ -45,7 +45,10 @@ ResumedTokens = TypingSequence[list[int] | None]
 
 
 class Engine:
-    """Sequences of all running requests, the scheduler, and the executor."""
+    """Sequences of all running requests, the scheduler, and the executor.
+
+    `engine.build.build_engine` makes one from settings.
+    """
 
     def __init__(
         self,
@@ -58,7 +61,6 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         grammars: Grammars | None = None,
     ) -> None:
-        """`engine.build.build_engine` makes the parts."""
         self.executor, self.settings = executor, settings
         self.scheduler, self.recorder, self.grammars = scheduler, recorder, grammars
         self.kv, self.clock, self.cost = scheduler.kv, scheduler.clock, recorder.cost
@@ -66,8 +68,7 @@ class Engine:
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
-        self._must_report = False
-        self._flushed = False
+        self._must_report = self._flushed = False
         self._refusals: list[tuple[int, RequestError]] = []
 
     def sequences_of(self, request_id: int) -> list[Sequence]:
@@ -309,18 +310,18 @@ class Engine:
         except ExecutorLostError:
             raise
         except Exception:
-            steps, num_rows = self.scheduler.overlap.steps, len(step.plan.scheduled)
-            if steps:
-                log.exception(
-                    "step %d failed; its %d sequences begin again", step.plan.step, num_rows
-                )
-                self._abandon([step, *steps])
-                return StepResult(step.plan.step, [])
-            log.exception(
-                "step %d failed; its %d sequences are run in halves", step.plan.step, num_rows
-            )
-            plan = step.resolve() if self.scheduler.overlap.depth else step.plan
-            return bisect_step(plan, self.scheduler, self._run)
+            return self._recover(step)
+
+    def _recover(self, step: StepInFlight) -> StepResult:
+        """Return the result of a step that raised: of its halves, or none where more are queued."""
+        number, num_rows = step.plan.step, len(step.plan.scheduled)
+        if steps := self.scheduler.overlap.steps:
+            log.exception("step %d failed; its %d sequences begin again", number, num_rows)
+            self._abandon([step, *steps])
+            return StepResult(number, [])
+        log.exception("step %d failed; its %d sequences are run in halves", number, num_rows)
+        plan = step.resolve() if self.scheduler.overlap.depth else step.plan
+        return bisect_step(plan, self.scheduler, self._run)
 
     def _abandon(self, steps: list[StepInFlight]) -> None:
         """Abandon steps in flight, the last ones that were submitted; their sequences restart."""

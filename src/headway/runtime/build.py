@@ -37,7 +37,7 @@ Kind = TypeVar("Kind", bound=TorchExecutor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFiles:
+class WeightSource:
     """Where the weights of a model and of its draft model come from.
 
     `lookup` is a search for packed weights in the cache; `shared` is the memory of the weights of
@@ -53,7 +53,7 @@ class ModelFiles:
 
 def build_executor(
     kind: type[Kind],
-    files: ModelFiles,
+    source: WeightSource,
     spec: ModelSpec,
     settings: Settings,
     machine: Machine,
@@ -66,15 +66,15 @@ def build_executor(
     """
     kernels = choose_kernels(settings, machine)
     use_threads(settings, kernels)
-    own, of_drafter = files.shared or (None, None)
+    own, of_drafter = source.shared or (None, None)
     target = Forward(
-        files.folder,
+        source.folder,
         spec,
         settings,
         kernels,
         settings.cache.num_blocks,
-        files.progress,
-        files.lookup,
+        source.progress,
+        source.lookup,
         groups,
         stage,
         own,
@@ -82,7 +82,7 @@ def build_executor(
     kv = with_open_layers(target.kv)
     transfers = TransferTable(
         make_transfers(kv, settings.cache.host_blocks, settings.device),
-        open_disk(files.folder, spec, settings, kv),
+        open_disk(source.folder, spec, settings, kv),
     )
     state = kind.make_state(spec, settings)
     return kind(
@@ -92,13 +92,13 @@ def build_executor(
         state,
         transfers=transfers,
         sampler=Sampler(None if kernels.library is None else NativeSampling(kernels.library)),
-        drafter=make_drafter(files, spec, settings, target, state, of_drafter),
+        drafter=make_drafter(source, spec, settings, target, state, of_drafter),
         probe=DeviceProbe(kernels, settings, machine, target.weights),
     )
 
 
 def make_drafter(
-    files: ModelFiles,
+    source: WeightSource,
     spec: ModelSpec,
     settings: Settings,
     target: Forward,
@@ -108,14 +108,14 @@ def make_drafter(
     """Return the Medusa heads, the draft layer or the draft model of the settings, or None."""
     medusa, eagle = settings.speculation.medusa, settings.speculation.eagle
     if medusa is not None:
-        return Medusa(files.folder, medusa, target, shared)
+        return Medusa(source.folder, medusa, target, shared)
     if eagle is not None:
-        return Eagle(files.folder, eagle, target, state, shared)
-    if files.draft is None:
+        return Eagle(source.folder, eagle, target, state, shared)
+    if source.draft is None:
         return None
-    kernels = target.kernels.for_draft_model(settings, files.draft[1])
+    kernels = target.kernels.for_draft_model(settings, source.draft[1])
     return DraftModel(
-        *files.draft, settings, kernels, state, spec.vocab_size, files.progress, shared
+        *source.draft, settings, kernels, state, spec.vocab_size, source.progress, shared
     )
 
 

@@ -252,10 +252,7 @@ def _mmap(address: int, num_bytes: int, protection: int, flags: int, descriptor:
 
 
 def share_weights(
-    folder: Path,
-    settings: Settings,
-    draft: tuple[Path, ModelSpec] | None,
-    weights: Sequence[int],
+    folder: Path, settings: Settings, draft: tuple[Path, ModelSpec] | None, weights: Sequence[int]
 ) -> list[SharedWeights]:
     """Return the memory of the model's and its drafter's weights that several engines share.
 

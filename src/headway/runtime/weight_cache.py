@@ -325,12 +325,8 @@ def look_up_weights(folder: Path, settings: Settings, *, alone: bool = True) -> 
         return None
     if cache is None or not instruction_set:
         return None
-    key = Key(
-        folder=folder,
-        settings=settings,
-        instruction_set=instruction_set,
-        kernels=compiled_module(),
-    )
+    kernels = compiled_module()
+    key = Key(folder=folder, settings=settings, instruction_set=instruction_set, kernels=kernels)
     sizes = zip(settings.cache.num_blocks, settings.cache.block_bytes, strict=True)
     free_bytes = memory()[1] - sum(count * size for count, size in sizes) if alone else 0
     return Lookup(WeightCache(cache, settings.weight_cache_bytes), key, free_bytes)

@@ -68,13 +68,13 @@ class DigitLimit:
 
     def apply(self, words: Words, tokens: Listing[int]) -> None:
         """Remove from a mask, in place, tokens that would give the number too many digits."""
-        num_left = max(0, MAX_DIGITS - self.num_digits(tokens))
+        num_free = max(0, MAX_DIGITS - self.num_digits(tokens))
         if (
-            num_left >= self._longest
+            num_free >= self._longest
             or not (words & self._ends).any()
             or (words & self._quotes).any()
         ):
             return
-        if num_left not in self._beyond:
-            self._beyond[num_left] = self._bits(self._leading > num_left)
-        words &= ~self._beyond[num_left]
+        if num_free not in self._beyond:
+            self._beyond[num_free] = self._bits(self._leading > num_free)
+        words &= ~self._beyond[num_free]

@@ -40,6 +40,7 @@ from headway.runtime.kvstore.segment import (
     pack_header,
     parse_header,
 )
+from headway.runtime.sockets import receive, receive_into
 
 log = logging.getLogger(__name__)
 
@@ -423,19 +424,3 @@ def receive_lent(connection: socket.socket) -> tuple[messages.BlockPlaces, int |
             os.close(handle)
         raise
     return reply, handles[0] if handles else None
-
-
-def receive(connection: socket.socket, count: int) -> bytes:
-    """Return `count` bytes. Raises OSError, and ValueError where the connection ends before."""
-    data = bytearray(count)
-    receive_into(connection, memoryview(data))
-    return bytes(data)
-
-
-def receive_into(connection: socket.socket, data: memoryview) -> None:
-    """Fill `data`. Raises OSError, and ValueError where the connection ends before."""
-    while data:
-        count = connection.recv_into(data)
-        if not count:
-            raise ValueError("the connection ended")
-        data = data[count:]

@@ -13,7 +13,7 @@ from pathlib import Path
 from headway.config.parallel import Parallel
 from headway.core.errors import HeadwayError
 from headway.core.orphans import wake_when_orphaned
-from headway.runtime.build import ModelFiles, build_executor
+from headway.runtime.build import WeightSource, build_executor
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.frames import Hello, LogitsOrder, Pipe, StepDone, StepOrder
 from headway.runtime.parallel.group import RankGroup, RankGroups, RankLostError
@@ -75,7 +75,7 @@ def follow(pipe: Pipe) -> None:
     try:
         executor = build_executor(
             TorchExecutor,
-            ModelFiles(folder=Path(hello.folder)),
+            WeightSource(folder=Path(hello.folder)),
             *(hello.spec, hello.settings, hello.machine),
             groups=groups,
             stage=stage,

@@ -15,6 +15,7 @@ from headway.config.options import plain
 from headway.config.resolve import Settings
 from headway.core.machine import Machine
 from headway.core.plan import StepPlan
+from headway.runtime.sockets import receive
 from headway.spec import ModelSpec
 
 MAX_FRAME_BYTES = 64 * 2**20
@@ -102,16 +103,7 @@ class Pipe:
         self._end.close()
 
     def _receive(self) -> bytes:
-        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        (length,) = LENGTH.unpack(receive(self._end, LENGTH.size))
         if length > MAX_FRAME_BYTES:
             raise EOFError(f"a frame of {length} bytes")
-        return self._exactly(length)
-
-    def _exactly(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            piece = self._end.recv(count - len(data))
-            if not piece:
-                raise EOFError("the other rank is gone")
-            data += piece
-        return bytes(data)
+        return receive(self._end, length)

@@ -25,7 +25,7 @@ from headway.config.resolve import Settings
 from headway.core.errors import CapacityError, HeadwayError
 from headway.core.machine import Machine
 from headway.core.plan import Description, GrammarMasks, StepPlan, StepResult
-from headway.runtime.build import ModelFiles, build_executor
+from headway.runtime.build import WeightSource, build_executor
 from headway.runtime.checkpoint import Progress
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.follow import join_groups, stage_of
@@ -179,9 +179,9 @@ class LeaderExecutor:
         meeting = self._meeting.folder
         groups = join_groups(settings.parallel, meeting, 0)
         stage = stage_of(settings.parallel, meeting, 0, self._others.ends)
-        files = ModelFiles(folder=folder, progress=progress)
+        source = WeightSource(folder=folder, progress=progress)
         self.own = build_executor(
-            RankZeroExecutor, files, spec, settings, machine, groups=groups, stage=stage
+            RankZeroExecutor, source, spec, settings, machine, groups=groups, stage=stage
         )
         self.own.followers = self._others
         own = self.own.describe()

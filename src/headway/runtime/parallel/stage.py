@@ -25,6 +25,7 @@ from torch import Tensor
 from headway.config.parallel import bounds
 from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.shared import SUM_TIMEOUT_S
+from headway.runtime.sockets import receive_into
 
 Ends = tuple[socket.socket | None, socket.socket | None]
 """Sockets of a stage: to the stage before, and to the next."""
@@ -134,25 +135,21 @@ class SocketLink:
             raise RankLostError(f"The next stage is gone, or hangs: {error!r}.") from error
 
     def receive(self, x_TH: Tensor) -> None:
-        is_well, length = HEADER.unpack(self._exactly(bytearray(HEADER.size)))
+        header = bytearray(HEADER.size)
+        self._receive_into(memoryview(header))
+        is_well, length = HEADER.unpack(header)
         if not is_well:
             raise StageError("A stage before this one raised.")
         if length != x_TH.nbytes:
             raise RankLostError(f"The stage before sent {length} bytes of {x_TH.nbytes}.")
-        self._exactly(row_bytes(x_TH))
+        self._receive_into(row_bytes(x_TH))
 
-    def _exactly(self, place: bytearray | memoryview) -> bytearray | memoryview:
+    def _receive_into(self, data: memoryview) -> None:
         assert self._before is not None
-        view, done = memoryview(place), 0
         try:
-            while done < len(view):
-                count = self._before.recv_into(view[done:])
-                if not count:
-                    raise EOFError("its end is closed")
-                done += count
-        except (OSError, EOFError) as error:
+            receive_into(self._before, data)
+        except OSError as error:
             raise RankLostError(f"The stage before is gone, or hangs: {error!r}.") from error
-        return place
 
 
 def row_bytes(x_TH: Tensor) -> memoryview:

@@ -34,12 +34,8 @@ NO_OPS = frozenset(
 MAX_SALT = 256
 TRUNCATION_SIDES = ("left", "right")
 TOKEN_ID_PATTERN = re.compile(r"-?[0-9]{1,18}")
-SAMPLING_FIELDS = (
-    *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "seed", "min_tokens", "stop_token_ids", "ignore_eos"),
-    *("allowed_token_ids", "skip_special_tokens", "include_stop_str_in_output"),
-    "prompt_logprobs",
-)
+COMPUTED = {"max_tokens", "stop", "logprobs", "logit_bias", "grammar"}
+"""Fields of `SamplingParams` that follow from several fields of a body."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -147,8 +143,8 @@ def sampling_params(
             code="integer_above_max_value",
         )
     values: dict[str, Any] = dict(defaults)
-    for name in SAMPLING_FIELDS:
-        value = getattr(body, name)
+    for name in SamplingParams.__struct_fields__:
+        value = None if name in COMPUTED else getattr(body, name)
         if value is not None:
             values[name] = value
     if body.repeat_penalty is not None:
