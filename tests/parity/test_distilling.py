@@ -234,11 +234,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return teacher, student
 
 
+def open_pair(
+    teacher: Path, student: Path, plan: DistillPlan, sources: list[TokenSource], save_every: int
+) -> TeacherStudent:
+    """Teacher and student of two folders, ready for training."""
+    return prepare(*open_models(teacher, student, plan), plan, sources, save_every)
+
+
 def trained(
     folders: tuple[Path, Path], run: Path, plan: DistillPlan, stop: int = 99
 ) -> TrainedModel:
     """A run in `run`, cut short before step `stop`."""
-    pair = prepare(*open_models(*folders, plan), plan, SOURCES, save_every=2)
+    pair = open_pair(*folders, plan, SOURCES, save_every=2)
     losses = pair.training.losses
 
     def cut(step: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -280,7 +287,7 @@ def test_a_run_that_was_killed_ends_as_it_would_have(
 
 def test_the_student_comes_nearer_and_its_zeros_stay(folders: tuple[Path, Path], tmp_path: Path):
     plan = dataclasses.replace(PLAN, steps=30)
-    pair = prepare(*folders, plan, SOURCES, save_every=100)
+    pair = open_pair(*folders, plan, SOURCES, save_every=100)
     before = loss_of(pair)
     zeros = {name: layer.weight == 0 for name, layer in pair.student.linears.items()}
     student = distill(pair, tmp_path / "run", {}, lambda done, told: None)
@@ -290,7 +297,7 @@ def test_the_student_comes_nearer_and_its_zeros_stay(folders: tuple[Path, Path],
         assert torch.equal(layer.weight == 0, zeros[name]), name
         assert float(zeros[name].float().mean()) == pytest.approx(share, abs=0.01)
     assert pair.num_zeros == 2 * 64 * 26
-    moved = prepare(*folders, dataclasses.replace(plan, keep_zeros=False), SOURCES, 100)
+    moved = open_pair(*folders, dataclasses.replace(plan, keep_zeros=False), SOURCES, 100)
     assert moved.num_zeros == 0
 
 
@@ -302,7 +309,7 @@ def test_training_under_rounding_helps_the_rounded_model(
     plan = dataclasses.replace(
         PLAN, steps=40, learning_rate=0.001, quantization=Quantization.of("int4", 32)
     )
-    pair = prepare(teacher, teacher, plan, SOURCES, save_every=100)
+    pair = open_pair(teacher, teacher, plan, SOURCES, save_every=100)
     before = loss_of(pair)
     distill(pair, tmp_path / "run", {}, lambda done, told: None)
     assert loss_of(pair) < 0.7 * before
@@ -320,7 +327,7 @@ def test_training_under_rounding_helps_the_rounded_model(
 def test_a_rounded_student_is_written_as_it_was_trained(folders: tuple[Path, Path], tmp_path: Path):
     """compressed-tensors of its parts: q behind k has the rows that the fused matrix has there."""
     plan = dataclasses.replace(PLAN, quantization=Quantization.of("int4", 32))
-    student = prepare(*folders, plan, SOURCES, save_every=100).student
+    student = open_pair(*folders, plan, SOURCES, save_every=100).student
     (tmp_path / "out").mkdir()
     write_student(student, folders[1], tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -355,7 +362,7 @@ def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_student_that_is_quantized_begins_with_its_own_levels(even: Path, tmp_path: Path):
     """What was written is read again: the levels, the scales, the formats; then it learns on."""
     plan = dataclasses.replace(PLAN, quantization=Quantization.of("int4", 32))
-    first = prepare(even, even, plan, SOURCES, 9).student
+    first = open_pair(even, even, plan, SOURCES, 9).student
     with torch.no_grad():  # scales that rounding to the nearest would not find
         for name, value in first.named_parameters():
             if name.endswith("stretch_OG"):
@@ -365,7 +372,7 @@ def test_a_student_that_is_quantized_begins_with_its_own_levels(even: Path, tmp_
     write_student(first, even, out)
     formats = spec_of(out).formats
     plan = dataclasses.replace(PLAN, quantization=Quantization.of("none", checkpoint=formats))
-    pair = prepare(even, out, plan, SOURCES, save_every=9)
+    pair = open_pair(even, out, plan, SOURCES, save_every=9)
     before, written = rounded_layers(pair.student), rounded_layers(first)
     assert before.keys() == written.keys()
     for name, weight in written.items():
@@ -374,7 +381,7 @@ def test_a_student_that_is_quantized_begins_with_its_own_levels(even: Path, tmp_
     assert pair.num_zeros == 0  # level 0 is no weight that was pruned
     start = loss_of(pair)
     run = dataclasses.replace(plan, steps=20, learning_rate=0.001)
-    pair = prepare(even, out, run, SOURCES, save_every=99)
+    pair = open_pair(even, out, run, SOURCES, save_every=99)
     student = distill(pair, tmp_path / "run", {}, lambda done, told: None)
     assert loss_of(pair) < 0.8 * start
     (tmp_path / "again").mkdir()
@@ -386,7 +393,7 @@ def test_formats_that_no_training_writes_are_refused(even: Path, tmp_path: Path)
     """Zeros by name; and a quantized teacher teaches its own numbers."""
     teacher = even
     plan = dataclasses.replace(PLAN, quantization=Quantization.of("int8"))
-    student = prepare(teacher, teacher, plan, SOURCES, 9).student
+    student = open_pair(teacher, teacher, plan, SOURCES, 9).student
     out = tmp_path / "int8"
     out.mkdir()
     write_student(student, teacher, out)
@@ -402,7 +409,7 @@ def test_formats_that_no_training_writes_are_refused(even: Path, tmp_path: Path)
 
 def test_a_fresh_student_begins_at_random(folders: tuple[Path, Path]):
     plan = dataclasses.replace(PLAN, fresh=True)
-    one, other = (prepare(*folders, plan, SOURCES, 9).student for _ in range(2))
+    one, other = (open_pair(*folders, plan, SOURCES, 9).student for _ in range(2))
     assert torch.equal(one.decoder.embedding.weight, other.decoder.embedding.weight)
     teacher = TrainedModel.open(folders[0])
     assert not torch.equal(one.decoder.embedding.weight, teacher.decoder.embedding.weight)
@@ -413,7 +420,7 @@ def test_other_tokenizers_and_other_plans_are_refused(folders: tuple[Path, Path]
     other = save(tiny_model("llama"), tmp_path / "other")
     (other / "tokenizer.json").write_text('{"model": {"vocab": {"b": 0}}}')
     with pytest.raises(ModelError, match=r"tokenizers of .* differ \(model"):
-        prepare(folders[0], other, PLAN, SOURCES, 9)
+        open_pair(folders[0], other, PLAN, SOURCES, 9)
     trained(folders, tmp_path / "run", PLAN)
     with pytest.raises(UsageError, match="a run with plan 6, not 8"):
         trained(folders, tmp_path / "run", dataclasses.replace(PLAN, steps=8))

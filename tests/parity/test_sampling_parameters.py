@@ -46,7 +46,9 @@ PAIRS: dict[str, tuple[dict[str, Any], Any]] = {
 IN_TEXT = {"stop", "skip_special_tokens", "include_stop_str_in_output"}
 """Parameters of the text of an answer, which no runtime sees (tests/unit/frontend)."""
 IN_ENGINE = {"n", "max_tokens", "stop_token_ids", "ignore_eos", "grammar"}
-"""Parameters that the engine obeys: the runtime is told of them or not."""
+"""Parameters that the engine obeys alone."""
+IN_BOTH = {"min_tokens", "prompt_logprobs"}
+"""Parameters of which the engine has a part too, so that answers differ without the runtime's."""
 PATHS: dict[str, dict[str, Any]] = {
     "torch": {"kernels": "torch"},
     "native": {"kernels": "native"},
@@ -86,13 +88,19 @@ def test_the_table_has_every_parameter():
 
 @pytest.mark.parametrize("path", PATHS)
 def test_each_parameter_changes_the_answer(folder: Path, path: str):
-    assert equal_pairs(engine_of(folder, path)) == []
+    engine = engine_of(folder, path)
+    assert equal_pairs(engine) == []
+    requests = [Request(i, PROMPT, pair(name)[1]) for i, name in enumerate(sorted(IN_BOTH))]
+    found = finish(engine, requests)
+    assert EOS not in found[0, 0].token_ids[: PAIRS["min_tokens"][1]]
+    entries = found[1, 0].prompt_logprobs
+    assert entries is not None and [each is None for each in entries] == [True] + [False] * 5
 
 
 def test_a_runtime_that_ignores_a_parameter_is_seen(folder: Path):
     engine = engine_of(folder, "torch")
     submit, unseen = engine.executor.submit, []
-    for name in PAIRS.keys() - IN_ENGINE:
+    for name in PAIRS.keys() - IN_ENGINE - IN_BOTH:
 
         def deaf(plan: StepPlan, name: str = name) -> None:
             for new in plan.new:

@@ -337,7 +337,7 @@ class Sequence:
         assert self.num_prompt <= len(self.tokens) <= self.max_len, self
         if self.state != RUNNING:
             assert not self.known_to_runtime, self
-            assert not self.room, self
+            assert not self.capacity, self
         if self.host_tables:
             assert self.computed > 0 and self.state != RUNNING, self
         elif self.state not in (RUNNING, WAITING_FOR_KV):
