@@ -13,7 +13,7 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.core.errors import PortInUseError, ShutdownError, UsageError
+from headway.core.supervision import supervise
 from headway.edge.auth import is_loopback
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.deadline import Deadline
@@ -28,6 +29,7 @@ from headway.edge.deadline import Deadline
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
 SPARE_FILES = 64
+Work = Callable[[], Coroutine[Any, Any, None]]
 SWITCH_INTERVAL_S = 0.001
 """Seconds for which a parsing or tokenizing thread may block the event loop; Python has 5 ms."""
 
@@ -80,6 +82,16 @@ class ListenOptions(Protocol):
 
     @property
     def ssl_keyfile(self) -> str: ...
+
+
+class ProcessOptions(ListenOptions, Protocol):
+    """Options of a process that listens."""
+
+    @property
+    def max_connections(self) -> int: ...
+
+    @property
+    def drain_timeout(self) -> float: ...
 
 
 def check_place(
@@ -268,6 +280,45 @@ def http_server(app: ASGIApp, limiter: ConnectionLimiter, place: ListenOptions) 
         ),
         limiter,
     )
+
+
+@contextlib.asynccontextmanager
+async def http_process(
+    app: ASGIApp, options: ProcessOptions, reload: Work, tasks: Mapping[str, Work]
+) -> AsyncIterator[HttpServer]:
+    """Yield the HTTP server of this process, which the caller serves and ends.
+
+    SIGINT and SIGTERM ask it to end, SIGHUP runs `reload`; `tasks` are supervised until then, by
+    name.
+    """
+    limiter = ConnectionLimiter(allowed_connections(options.max_connections))
+    server = http_server(app, limiter, options)
+    deadline = Deadline(options.drain_timeout)
+    end_on_signals(server, deadline)
+    reload_on_hangup(reload)
+    deadline.watch()
+    watchers = [
+        supervise(name, task) for name, task in {"connection sweep": limiter.watch, **tasks}.items()
+    ]
+    try:
+        yield server
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+        deadline.close()
+
+
+def reload_on_hangup(reload: Work) -> None:
+    """Run `reload` at each SIGHUP; to be called in the server's loop."""
+    loop, running = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    def begin() -> None:
+        task = loop.create_task(reload())
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, begin)
 
 
 def end_on_signals(server: HttpServer, deadline: Deadline) -> None:

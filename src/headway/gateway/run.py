@@ -3,17 +3,15 @@
 import asyncio
 import gc
 import logging
-import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from headway.batches import open_runner
+from headway.batches.runner import Runner
 from headway.core.errors import HeadwayError
-from headway.core.supervision import supervise
-from headway.edge.connection import ConnectionLimiter
-from headway.edge.deadline import Deadline
 from headway.edge.notify import Notifier
-from headway.edge.serving import allowed_connections, end_on_signals, http_server
+from headway.edge.serving import HttpServer, http_process
 from headway.gateway.app import make_app
 from headway.gateway.config import Config
 from headway.gateway.state import GatewayState
@@ -32,24 +30,22 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM; SIGHUP reads the configuration and the keys again."""
     state.reload_config = reload_config
-    limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
-    server = http_server(make_app(state, runner), limiter, state.options)
-    deadline, loop = Deadline(state.options.drain_timeout), asyncio.get_running_loop()
-    end_on_signals(server, deadline)
-    reloads: set[asyncio.Task[None]] = set()
+    tasks = {"systemd watchdog": lambda: notifier.watch(lambda: True)}
+    app, reload = make_app(state, runner), partial(reload_files, state, notifier)
+    async with http_process(app, state.options, reload, tasks) as server:
+        await serve_until_signal(state, listener, server, runner, on_ready, notifier)
 
-    def reload() -> None:
-        task = loop.create_task(reload_files(state, notifier))
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
 
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    deadline.watch()
-    watchers = [
-        supervise("connection sweep", limiter.watch),
-        supervise("systemd watchdog", lambda: notifier.watch(lambda: True)),
-    ]
+async def serve_until_signal(
+    state: GatewayState,
+    listener: socket.socket,
+    server: HttpServer,
+    runner: Runner,
+    on_ready: Callable[[], None],
+    notifier: Notifier,
+) -> None:
+    """Serve until the signal, drain, and stop what asks upstreams."""
     try:
         await state.start()
         await runner.start()
@@ -72,11 +68,8 @@ async def serve(
             ending.cancel()
             await serving
     finally:
-        for watcher in watchers:
-            watcher.cancel()
         await runner.stop()
         await state.stop()
-        deadline.close()
 
 
 async def reload_files(state: GatewayState, notifier: Notifier) -> None:

@@ -7,17 +7,15 @@ process or socket is left behind.
 import asyncio
 import gc
 import logging
-import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from headway.batches import open_runner
+from headway.batches.runner import Runner
 from headway.core.errors import UsageError
-from headway.core.supervision import supervise
-from headway.edge.connection import ConnectionLimiter
-from headway.edge.deadline import Deadline
 from headway.edge.notify import Notifier
-from headway.edge.serving import allowed_connections, end_on_signals, http_server
+from headway.edge.serving import HttpServer, http_process
 from headway.server.app import make_app
 from headway.server.forgetting import forget_revoked
 from headway.server.models import ServerState
@@ -35,26 +33,25 @@ async def serve(
     notifier: Notifier = SILENT,
 ) -> None:
     """Serve until SIGINT or SIGTERM; raises the HeadwayError that keeps an engine from starting."""
-    limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
-    server = http_server(make_app(state, runner), limiter, state.options)
-    deadline = Deadline(state.options.drain_timeout)
-    loop = asyncio.get_running_loop()
-    end_on_signals(server, deadline)
-    reloads: set[asyncio.Task[None]] = set()
+    tasks = {
+        "systemd watchdog": lambda: notifier.watch(lambda: not has_failed_engine(state)),
+        "log of totals": lambda: log_minutes(state),
+    }
+    app, reload = make_app(state, runner), partial(reload_keys, state, notifier)
+    async with http_process(app, state.options, reload, tasks) as server:
+        await serve_until_signal(state, listener, server, runner, on_ready, notifier)
 
-    def reload() -> None:
-        task = loop.create_task(reload_keys(state, notifier))
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
 
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    deadline.watch()
-    watchers = [
-        supervise("connection sweep", limiter.watch),
-        supervise("systemd watchdog", lambda: notifier.watch(lambda: not has_failed_engine(state))),
-        supervise("log of totals", lambda: log_minutes(state)),
-    ]
+async def serve_until_signal(
+    state: ServerState,
+    listener: socket.socket,
+    server: HttpServer,
+    runner: Runner,
+    on_ready: Callable[[], None],
+    notifier: Notifier,
+) -> None:
+    """Start the engines, serve until the signal, drain, and stop all of it."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await runner.start()
@@ -80,9 +77,6 @@ async def serve(
         )
     finally:
         server.should_exit = True
-        for watcher in watchers:
-            watcher.cancel()
-        await asyncio.gather(*watchers, return_exceptions=True)
         await runner.stop()
         if state.upstream is not None:
             await state.upstream.close()
@@ -91,7 +85,6 @@ async def serve(
             if model.scorer is not None:
                 model.scorer.close()
         await serving
-        deadline.close()
 
 
 async def log_minutes(state: ServerState) -> None:
