@@ -21,7 +21,7 @@ DRAW = np.dtype(
     align=True,
 )
 """`Draw` of native/table.h: the sampling inputs of one row."""
-assert DRAW.itemsize == 64 and (DRAW.fields or {})["type"][1] == 56, "as asserted in native/table.h"
+assert DRAW.fields is not None and (DRAW.itemsize, DRAW.fields["type"][1]) == (64, 56)
 UNDECIDED = -1
 
 
