@@ -15,7 +15,7 @@ from live_server import NO_TORCH, PATIENT, LiveServer, alive, children, engines,
 from streams import open_streams
 
 from conftest import StartServer
-from headway.edge import deadline
+from headway.edge import serving
 
 NUM_STREAMS = 12
 
@@ -145,9 +145,9 @@ def test_the_engine_goes_when_its_server_is_killed_while_loading(
 STUCK = """
 import re, threading, time
 from pathlib import Path
-from headway.edge import deadline
+from headway.edge import serving
 
-deadline.GRACE_S = 0.5
+serving.GRACE_S = 0.5
 
 def stuck():
     while not Path({flag!r}).exists():
@@ -185,7 +185,7 @@ def test_a_thread_that_never_ends_does_not_keep_the_server(
 
 
 def test_a_watchdog_whose_server_is_gone_before_it_looks_ends() -> None:
-    program = Path(deadline.__file__).with_name("watchdog.py")
+    program = Path(serving.__file__).with_name("watchdog.py")
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, "-I", "-S", program, ours.fileno(), 10, os.getppid()]

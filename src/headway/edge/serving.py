@@ -6,12 +6,14 @@ A port in use is reported before anything is loaded.
 import asyncio
 import contextlib
 import errno
+import faulthandler
 import os
 import resource
 import signal
 import socket
 import ssl
 import stat
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
@@ -24,11 +26,13 @@ from headway.core.errors import PortInUseError, ShutdownError, UsageError
 from headway.core.supervision import supervise
 from headway.edge.auth import is_loopback
 from headway.edge.connection import ConnectionLimiter
-from headway.edge.deadline import Deadline
 
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
 SPARE_FILES = 64
+STDERR = 2
+GRACE_S = 10.0
+"""Seconds after the drain for closing connections, engines and files."""
 Work = Callable[[], Coroutine[Any, Any, None]]
 SWITCH_INTERVAL_S = 0.001
 """Seconds for which a parsing or tokenizing thread may block the event loop; Python has 5 ms."""
@@ -249,6 +253,50 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self):  # type: ignore[no-untyped-def]
         """Signals are handled in `serve`."""
         yield
+
+
+class Deadline:
+    """Deadline of a shutdown: the process ends at it, whatever its threads do.
+
+    Python's exit waits for a thread that runs for ever, and a thread that holds the interpreter's
+    lock keeps the event loop from seeing the signal at all. So two timers run without that lock.
+    After the first signal faulthandler's C thread counts down, and ends the process with the stack
+    of every thread on stderr. Until the event loop has seen a signal, `watchdog.py`, a small child
+    process, checks whether the byte that the signal wrote for the loop is still unread; it runs
+    from `watch` to `close`.
+    """
+
+    def __init__(self, drain_s: float) -> None:
+        self._after_s = drain_s + GRACE_S
+        self._watchdog: subprocess.Popen[bytes] | None = None
+
+    def watch(self) -> None:
+        """Start the watchdog; to be called after the loop has its signal handlers."""
+        if sys.platform != "linux":
+            return
+        descriptor = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(descriptor)
+        if descriptor < 0:
+            return
+        program = Path(__file__).with_name("watchdog.py")
+        given = map(str, (program, descriptor, self._after_s, os.getpid()))
+        command = [sys.executable, "-I", "-S", *given]
+        self._watchdog = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[descriptor]
+        )
+
+    def arm(self) -> None:
+        """Start the countdown to the forced end of the process."""
+        nowhere = sys.__stderr__ is None or sys.__stderr__.closed
+        descriptor = os.open(os.devnull, os.O_WRONLY) if nowhere else STDERR
+        faulthandler.dump_traceback_later(self._after_s, exit=True, file=descriptor)
+
+    def close(self) -> None:
+        """Stop the watchdog; the countdown goes on, because the interpreter has yet to exit."""
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.wait()
+            self._watchdog = None
 
 
 def ask_to_end(server: HttpServer, deadline: Deadline) -> None:
