@@ -230,8 +230,8 @@ async def test_an_engine_that_goes_between_two_prompts(
 
 async def test_a_refusal_is_counted_once() -> None:
     """Where the second engine refuses too, and where too many run in the background."""
-    first, second = fake_state(max_queue=1), fake_state().rows[0]
-    second.names, second.rules = ["second"], first.rows[0].rules
+    first, second = fake_state(max_queue=1), fake_state(max_queue=1).rows[0]
+    second.names = ["second"]
     first.models["second"], first.fallback_model = second, "second"
     waiting = [Exchange(first, CHAT, model=name) for name in ("tiny", "second")]
     while not all(row.telemetry.live for row in first.rows):
