@@ -117,6 +117,16 @@ MODELS = {
         | {"head_dim": 256, "max_position_embeddings": 262144},
         *(79_674_391_296, 24_576),
     ),
+    "Qwen3.5-27B (text)": (  # without the layer that guesses
+        like("Qwen3_5ForCausalLM", 248320, 5120, 17408, 64, 24, 4)
+        | {"head_dim": 256, "linear_num_value_heads": 48, "max_position_embeddings": 262144},
+        *(26_895_998_464, 65_536),
+    ),
+    "Qwen3.5-35B-A3B (text)": (
+        like("Qwen3_5MoeForCausalLM", 248320, 2048, None, 40, 16, 2)
+        | {"head_dim": 256, "max_position_embeddings": 262144},
+        *(34_660_610_688, 20_480),
+    ),
     "Gemma-2-2B": (
         like(
             *("Gemma2ForCausalLM", 256000, 2304, 9216, 26, 8, 4, None),

@@ -61,6 +61,8 @@ NOT_THEIRS = {
     ("phi3", "linear"): "transformers knows longrope alone here",
     ("granitehybrid", "window-by-layer-but-off"): "neither knows a window here",
     ("qwen3next", "window-by-layer-but-off"): "neither knows a window here",
+    ("qwen35", "window-by-layer-but-off"): "neither knows a window here",
+    ("qwen35moe", "window-by-layer-but-off"): "neither knows a window here",
     ("lfm2", "window-by-layer-but-off"): "neither knows a window here",
     ("lfm2moe", "window-by-layer-but-off"): "neither knows a window here",
 }

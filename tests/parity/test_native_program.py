@@ -46,7 +46,7 @@ WEIGHTS = [
 ]
 BY_CALLS = (
     *("mixtral", "qwen2moe", "qwen3moe", "gptoss", "deepseekv2", "deepseekv3", "gemma3n"),
-    *("granitehybrid", "qwen3next", "lfm2", "lfm2moe"),
+    *("granitehybrid", "qwen3next", "qwen35", "qwen35moe", "lfm2", "lfm2moe"),
 )
 """Families with something on their way that no program does: a router, streams, latent rows,
 states."""

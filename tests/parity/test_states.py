@@ -17,7 +17,7 @@ from parity.tiny import prompts, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_TOKENS = 24
-FAMILIES = ("granitehybrid", "qwen3next", "lfm2")
+FAMILIES = ("granitehybrid", "qwen3next", "qwen35", "lfm2")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

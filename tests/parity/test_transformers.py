@@ -5,6 +5,7 @@ the likeliest after those before it, unless the two likeliest are closer than ro
 """
 
 import copy
+import json
 import shutil
 from pathlib import Path
 
@@ -209,6 +210,14 @@ MODELS = {
         "num_hidden_layers": 4,
         "layer_types": None,
     },
+    "qwen35-gates": {},
+    "qwen35-tied-old": {
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "linear_num_key_heads": 4,
+        "layer_types": None,
+    },
+    "qwen35moe-shared-expert": {},
     "lfm2-biases": {},
     "lfm2-tied-old": {
         "tie_word_embeddings": True,
@@ -282,6 +291,7 @@ FOUND_AGAIN = (
 """Families whose prefix hits are run here; the caches and windows of all are one code."""
 HYBRID = (
     *("granitehybrid-experts", "qwen3next-some-sparse", "lfm2-biases", "lfm2moe-some-sparse"),
+    *("qwen35-gates", "qwen35moe-shared-expert"),
 )
 """Models of which some layers keep states."""
 CASES = [
@@ -438,6 +448,8 @@ def test_greedy_tokens_are_those_of_generate(tmp_path: Path):
         assert finish(engine, [greedy(i, prompt, NUM_TOKENS)])[i, 0].token_ids == found
 
 
+DELTA = ("qwen3next", "qwen35", "qwen35moe")
+"""Families whose states add up what bf16 rounds."""
 SURE = {
     "granite": {"logits_scaling": 0.5},
     "qwen3moe": {"initializer_range": 0.12},
@@ -450,6 +462,8 @@ SURE = {
     "lfm2moe": {"num_experts_per_tok": 8, "initializer_range": 0.12},
     "granitehybrid": {"num_experts_per_tok": 6, "logits_scaling": 1.0},
     "qwen3next": {"num_experts_per_tok": 8, "initializer_range": 0.1},
+    "qwen35": {"initializer_range": 0.1},
+    "qwen35moe": {"num_experts_per_tok": 8, "initializer_range": 0.1},
 }
 """Changes that keep a tiny model from hesitating, or its router from choosing by rounding."""
 
@@ -471,7 +485,7 @@ def test_narrow_checkpoints_choose_the_tokens_of_transformers(
     (ours up to 0.7), so it is asked in both.
     """
     reference = tiny_model(family, dtype, **SURE.get(family, {}))
-    exact = copy.deepcopy(reference).float() if family == "qwen3next" else None
+    exact = copy.deepcopy(reference).float() if family in DELTA else None
     engine = engine_for(save(reference, tmp_path), max_num_batched_tokens=16, max_num_seqs=4)
     assert engine.settings.dtype == str(dtype).removeprefix("torch.")
     all_prompts = prompts(LENGTHS)
@@ -527,3 +541,28 @@ def published_name(name: str, is_new: bool) -> str:
         return "language_model." + name
     name = name.removeprefix("model.")
     return name.replace("language_model.", "language_model.model.", 1)
+
+
+def test_qwen35_is_read_as_it_is_published(tmp_path: Path):
+    """Stacked experts, the text model inside of one for images, a layer that drafts."""
+    reference = tiny_model("qwen35moe")
+    folder = save(reference, tmp_path)
+    state = reference.state_dict()  # where transformers has the experts stacked, too
+    stacked = {n: state[n] for n in state if ".mlp.experts." in n}
+    saved = load_file(folder / "model.safetensors")
+    plain = {n: tensor for n, tensor in saved.items() if ".mlp.experts." not in n}
+    tensors = {
+        n.replace("model.", "model.language_model.", 1): tensor.contiguous()
+        for n, tensor in (plain | stacked).items()
+    }
+    others = {
+        name: torch.ones(3) for name in ("model.visual.blocks.0.norm1.weight", "mtp.norm.weight")
+    }
+    save_file(tensors | others, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    whole = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": config}
+    (folder / "config.json").write_text(json.dumps(whole))
+    executor = engine_for(folder).executor
+    (prompt,) = prompts([50])
+    expected = their_logits(reference, prompt)
+    assert_close(our_logits(executor, prompt), expected, rtol=0, atol=1e-4)

@@ -30,6 +30,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
     Qwen3NextForCausalLM,
@@ -77,6 +79,16 @@ LATENT = {
     "n_shared_experts": 2,
     "routed_scaling_factor": 1.7,
     "rms_norm_eps": 1e-3,
+}
+DELTA_NETS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+    "initializer_range": 0.12,  # else transformers' own two ways differ by 1e-4
 }
 FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, {}),
@@ -251,19 +263,23 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     "qwen3next": (
         Qwen3NextForCausalLM,
         {
-            "num_hidden_layers": 4,
-            "layer_types": ["linear_attention"] * 2 + ["full_attention", "linear_attention"],
-            "head_dim": 32,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 12,
-            "linear_value_head_dim": 10,
+            **DELTA_NETS,
             "num_experts": 8,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 24,
             "shared_expert_intermediate_size": 20,
             "mlp_only_layers": [1],
-            "initializer_range": 0.12,  # else transformers' own two ways differ by 1e-4
+        },
+    ),
+    "qwen35": (Qwen3_5ForCausalLM, DELTA_NETS),
+    "qwen35moe": (
+        Qwen3_5MoeForCausalLM,
+        {
+            **DELTA_NETS,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
         },
     ),
     "lfm2": (

@@ -153,6 +153,9 @@ class Convolution(nn.Module):
 class StateMixer(nn.Module, ABC):
     """Base of all rules: projections, convolution, its last inputs."""
 
+    project: Linear
+    out: Linear
+
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
         states = build.spec.states
@@ -162,9 +165,8 @@ class StateMixer(nn.Module, ABC):
             name: Linear(build, inputs, outputs, bias=states.bias)
             for name, outputs, inputs in states.matrices(build.spec.hidden_size)
         }
-        self.project, self.out = linear["project"], linear["out"]
-        if "project_gates" in linear:
-            self.project_gates = linear["project_gates"]
+        for name, layer in linear.items():
+            self.add_module(name, layer)
         self.convolution = Convolution(
             build, states.channels, states.conv, states.conv_bias, states.rule != "conv"
         )
@@ -263,24 +265,38 @@ class RecurrentMixer(StateMixer):
 class DeltaRule(RecurrentMixer):
     """The gated delta rule of Qwen3-Next: the value of a key is corrected to the new value."""
 
+    project_gates: Linear
+    project_gate: Linear
+    project_gain: Linear
+    project_step: Linear
+
     def __init__(self, build: Build, index: int) -> None:
         super().__init__(build, index)
         self.scale, self.eps = Fp32Weight(build, self.states.value_dim), build.spec.rms_norm_eps
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
+        mixed_TC, gate_TV, gain_TH, step_TH = self.projected(x_TH)
+        steps_TH = evenly(functional.softplus, step_TH.float() + self.step_bias.weight)
+        decay_TH = evenly(torch.exp, -self.decay_log.weight.exp() * steps_TH)
+        gain_TH = evenly(torch.sigmoid, gain_TH.float())
+        given_THV, _ = self.advance(mixed_TC, decay_TH, gain_TH, step)
+        gate_THV = gate_TV.reshape(given_THV.shape)
+        return self.out(self.normed(given_THV.to(x_TH.dtype), gate_THV).flatten(1))
+
+    def projected(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (T, C), the output's gate, gains and step sizes."""
         states = self.states
+        if not states.fused:
+            matrices = (self.project, self.project_gate, self.project_gain, self.project_step)
+            mixed_TC, gate_TV, gain_TH, step_TH = (matrix(x_TH) for matrix in matrices)
+            return mixed_TC, gate_TV, gain_TH, step_TH
         each = states.heads // states.groups  # the heads of a key are adjacent in the projections
         value = each * states.value_dim
         rows_TGN = self.project(x_TH).unflatten(-1, (states.groups, -1))
-        q, k, v, gate_TGN = rows_TGN.split([states.key_dim, states.key_dim, value, value], -1)
-        mixed_TC = torch.cat([part.flatten(1) for part in (q, k, v)], -1)
+        *parts, gate_TGN = rows_TGN.split([states.key_dim, states.key_dim, value, value], -1)
+        mixed_TC = torch.cat([part.flatten(1) for part in parts], -1)
         gain, step_size = self.project_gates(x_TH).unflatten(-1, (states.groups, -1)).chunk(2, -1)
-        steps_TH = evenly(functional.softplus, step_size.flatten(1).float() + self.step_bias.weight)
-        decay_TH = evenly(torch.exp, -self.decay_log.weight.exp() * steps_TH)
-        gain_TH = evenly(torch.sigmoid, gain.flatten(1).float())
-        given_THV, _ = self.advance(mixed_TC, decay_TH, gain_TH, step)
-        gate_THV = gate_TGN.reshape(given_THV.shape)
-        return self.out(self.normed(given_THV.to(x_TH.dtype), gate_THV).flatten(1))
+        return mixed_TC, gate_TGN.flatten(1), gain.flatten(1), step_size.flatten(1)
 
     def normed(self, x_THV: Tensor, gate_THV: Tensor) -> Tensor:
         """Return the RMS norm of each head, times silu of the gate."""

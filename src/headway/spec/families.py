@@ -305,6 +305,15 @@ GEMMA = Family(
     kinds=every(2),
     scales=gemma2_scales,
 )
+QWEN_HYBRID = Family(
+    kinds=hybrid.every_fourth_full,
+    qk_norm="head",
+    norm_offset=1.0,
+    head_dim=256,
+    states=hybrid.delta,
+    translate=hybrid.quarter_rope,
+    output_gate=True,
+)
 LFM2 = Family(
     qkv_bias=False,
     tied=True,
@@ -390,15 +399,10 @@ FAMILIES = {
         states=hybrid.mamba2,
         translate=hybrid.granite,
     ),
-    "Qwen3NextForCausalLM": Family(
-        kinds=hybrid.every_fourth_full,
-        qk_norm="head",
-        norm_offset=1.0,
-        head_dim=256,
-        experts=moe.qwen3_next,
-        states=hybrid.delta,
-        translate=hybrid.qwen3_next,
-        output_gate=True,
+    "Qwen3NextForCausalLM": replace(QWEN_HYBRID, experts=moe.qwen3_next),
+    "Qwen3_5ForCausalLM": QWEN_HYBRID,
+    "Qwen3_5MoeForCausalLM": replace(
+        QWEN_HYBRID, experts=moe.qwen35_moe, translate=hybrid.qwen35_moe
     ),
     "Lfm2ForCausalLM": replace(LFM2, translate=hybrid.lfm2),
     "Lfm2MoeForCausalLM": replace(LFM2, translate=hybrid.lfm2_moe, experts=moe.lfm2_moe),

@@ -15,9 +15,15 @@ INFINITE = {"__float__": "Infinity"}
 """How transformers 5 writes a number that JSON has none for."""
 
 
-def qwen3_next(config: dict[str, Any]) -> dict[str, Any]:
+def quarter_rope(config: dict[str, Any]) -> dict[str, Any]:
     """A quarter of Qwen's heads turns."""
     return {"partial_rotary_factor": 0.25} | config
+
+
+def qwen35_moe(config: dict[str, Any]) -> dict[str, Any]:
+    """No layer is dense: the width of a dense one is not in the config."""
+    width = positive(config, "moe_intermediate_size", default=512)
+    return quarter_rope(config) | {"intermediate_size": width}
 
 
 def granite(config: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +109,7 @@ def rotate_when_named(config: dict[str, Any], num_layers: int) -> list[bool]:
 
 
 def delta(config: dict[str, Any]) -> StateSpec:
-    """Qwen3-Next's gated delta rule."""
+    """The gated delta rule of Qwen3-Next; that of Qwen3.5 has matrices of its own for each part."""
     states = StateSpec(
         rule="delta",
         heads=positive(config, "linear_num_value_heads", default=32),
@@ -111,6 +117,7 @@ def delta(config: dict[str, Any]) -> StateSpec:
         key_dim=positive(config, "linear_key_head_dim", default=128),
         value_dim=positive(config, "linear_value_head_dim", default=128),
         conv=positive(config, "linear_conv_kernel_dim", default=4),
+        fused=config["architectures"] == ["Qwen3NextForCausalLM"],
     )
     return checked(states, "linear_num_value_heads", "linear_num_key_heads", states.groups)
 

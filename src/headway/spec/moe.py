@@ -54,6 +54,13 @@ def qwen3_next(config: dict[str, Any], num_layers: int) -> Experts:
     return in_some(config, num_layers, read_experts(config, 512, 10, width, **shared))
 
 
+def qwen35_moe(config: dict[str, Any], num_layers: int) -> Experts:
+    """Experts as Qwen3-Next has them, in every layer."""
+    shared = shared_expert(config, 512) | {"normalize": True}
+    width = ("moe_intermediate_size", 512)
+    return read_experts(config, 256, 8, width, **shared), [True] * num_layers
+
+
 def shared_expert(config: dict[str, Any], width: int) -> dict[str, Any]:
     """Qwen's expert that all tokens visit."""
     size = positive(config, "shared_expert_intermediate_size", default=width)

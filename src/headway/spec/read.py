@@ -30,6 +30,8 @@ WRAPPERS = {
         "mistral": "MistralForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
     },
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
 }
 """Architecture of the whole → `model_type` of its text model → that model's architecture."""
 OUTER_KEYS = (

@@ -24,7 +24,8 @@ class StateSpec:
     """One such layer: `heads` states, whose queries and keys are those of `groups`.
 
     The convolution and the projections of `mamba2` and `conv` may have a bias; the steps of
-    `mamba2` lie between the two `limits`.
+    `mamba2` lie between the two `limits`. `fused`: the projections of `delta` are one matrix whose
+    rows stand by key (Qwen3-Next), and not a matrix each (Qwen3.5).
     """
 
     rule: Literal["delta", "mamba2", "conv"]
@@ -35,6 +36,7 @@ class StateSpec:
     conv: int
     conv_bias: bool = False
     bias: bool = False
+    fused: bool = True
     limits: tuple[float, float] = (0.0, float("inf"))
 
     @property
@@ -54,6 +56,10 @@ class StateSpec:
             return [("project", 3 * self.inner, hidden), out]
         if self.rule == "mamba2":
             return [("project", self.inner + self.channels + self.heads, hidden), out]
+        if not self.fused:
+            gates = [(name, self.heads, hidden) for name in ("project_gain", "project_step")]
+            gates.append(("project_gate", self.inner, hidden))
+            return [("project", self.channels, hidden), *gates, out]
         more = ("project_gates", 2 * self.heads, hidden)
         return [("project", self.channels + self.inner, hidden), more, out]
 

@@ -16,7 +16,7 @@ from headway.runtime.models.mixtral import MIXTRAL
 from headway.runtime.models.olmo2 import OLMO2
 from headway.runtime.models.phi3 import PHI3
 from headway.runtime.models.qwen3 import QWEN2_MOE, QWEN3, QWEN3_MOE
-from headway.runtime.models.qwen3_next import QWEN3_NEXT
+from headway.runtime.models.qwen3_next import QWEN3_NEXT, QWEN35
 
 MODELS: dict[str, Architecture] = {
     "LlamaForCausalLM": LLAMA,
@@ -36,6 +36,8 @@ MODELS: dict[str, Architecture] = {
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
     "Qwen3NextForCausalLM": QWEN3_NEXT,
+    "Qwen3_5ForCausalLM": QWEN35,
+    "Qwen3_5MoeForCausalLM": QWEN35,
     "Lfm2ForCausalLM": LFM2,
     "Lfm2MoeForCausalLM": LFM2,
     "SmolLM3ForCausalLM": LLAMA,

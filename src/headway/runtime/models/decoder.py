@@ -22,7 +22,7 @@ TEXT_PART = "language_model."
 """Of a checkpoint that has parts for images or sound beside the text model."""
 OTHER_PARTS = (
     *("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
-    "multi_modal_projector.",
+    *("multi_modal_projector.", "visual."),
 )
 Pieces = list[tuple[str, Callable[[Tensor], Tensor]]]
 """(name, function that cuts it out) of each tensor of the weight table in a checkpoint's tensor."""

@@ -6,7 +6,6 @@ ups.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from headway.runtime.models.decoder import Architecture, Pieces, Weights
 from headway.runtime.models.llama import LAYER
 from headway.runtime.models.llama import WEIGHTS as LLAMA_WEIGHTS
 from headway.runtime.models.qwen3 import EXPERTS
-from headway.runtime.models.qwen3_next import HybridLayer
+from headway.runtime.models.qwen3_next import HybridLayer, parts_of_experts
 from headway.runtime.models.qwen3_next import pieces as bare_pieces
 
 THEIRS, OURS = LAYER + "mamba.", "layers.{i}.state."
@@ -58,21 +57,7 @@ def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
     base, stacked, last = name.partition(STACKED)
     if not stacked or last not in ("input_linear.weight", "output_linear.weight"):
         return bare_pieces(name, shape)
-    count, outputs, _ = shape()
-    parts = {"down_proj": (0, outputs)}
-    if last == "input_linear.weight":
-        half = outputs // 2
-        parts = {"gate_proj": (0, half), "up_proj": (half, half)}
-    return [
-        (f"{base}.mlp.experts.{expert}.{part}.weight", partial(cut, expert=expert, rows=rows))
-        for expert in range(count)
-        for part, rows in parts.items()
-    ]
-
-
-def cut(stacked: Tensor, expert: int, rows: tuple[int, int]) -> Tensor:
-    """Return some outputs, (first, count), of an expert."""
-    return stacked[expert].narrow(0, *rows)
+    return parts_of_experts(f"{base}.mlp.experts", shape(), last == "input_linear.weight")
 
 
 GRANITE_HYBRID = Architecture(GraniteHybridLayer, WEIGHTS, pieces)

@@ -1,10 +1,12 @@
 """Qwen3-Next (Qwen 2025): gated delta nets in three of four layers, gated attention in the fourth.
 
-A sparse layer has a shared expert behind a gate. Layers of multi-token prediction (`mtp.`) are not
-read.
+A sparse layer has a shared expert behind a gate. Qwen3.5 is alike, with other matrices in front of
+the delta nets; it is dense, or its checkpoints hold the experts of a layer stacked, (E, 2 · I, H)
+and (E, H, I). Layers of multi-token prediction (`mtp.`) are not read.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -29,6 +31,13 @@ WEIGHTS: Weights = {
     THEIRS + "dt_bias": (OURS + "step_bias", None),
     THEIRS + "norm": (OURS + "scale", None),
     THEIRS + "out_proj": (OURS + "out", None),
+}
+QWEN35_WEIGHTS: Weights = {
+    **{name: place for name, place in WEIGHTS.items() if ".in_proj_" not in name},
+    THEIRS + "in_proj_qkv": (OURS + "project", None),
+    THEIRS + "in_proj_z": (OURS + "project_gate", None),
+    THEIRS + "in_proj_b": (OURS + "project_gain", None),
+    THEIRS + "in_proj_a": (OURS + "project_step", None),
 }
 BARE = (".A_log", ".dt_bias", ".D", ".expert_bias")
 """Suffixes of weights without a module in the checkpoint."""
@@ -75,4 +84,30 @@ def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
     return whole(name, shape)
 
 
+def qwen35_pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
+    """Split stacked experts into matrices of each, the rest as `pieces`."""
+    base, stacked, last = name.partition(".mlp.experts.")
+    if not stacked or last not in ("gate_up_proj", "down_proj"):
+        return pieces(name, shape)
+    return parts_of_experts(f"{base}.mlp.experts", shape(), last == "gate_up_proj")
+
+
+def parts_of_experts(name: str, shape: Sequence[int], is_gate_up: bool) -> Pieces:
+    """Return the matrices of each expert of a stack, gates before ups."""
+    count, outputs, _ = shape
+    half = outputs // 2
+    parts = {"gate_proj": (0, half), "up_proj": (half, half)}
+    return [
+        (f"{name}.{expert}.{part}.weight", partial(expert_rows, expert=expert, rows=rows))
+        for expert in range(count)
+        for part, rows in (parts if is_gate_up else {"down_proj": (0, outputs)}).items()
+    ]
+
+
+def expert_rows(stacked: Tensor, expert: int, rows: tuple[int, int]) -> Tensor:
+    """Return some outputs, (first, count), of an expert."""
+    return stacked[expert].narrow(0, *rows)
+
+
+QWEN35 = Architecture(HybridLayer, QWEN35_WEIGHTS, qwen35_pieces)
 QWEN3_NEXT = Architecture(HybridLayer, WEIGHTS, pieces)
