@@ -102,9 +102,14 @@ class Account:
         return max(round(upstream.speed.tokens_of(incoming.prompt_bytes)), incoming.num_ids)
 
     def _max_output(self, upstream: Upstream, unknown: int) -> int:
-        """Return the maximum tokens of all answers; `unknown` is used for an unknown context."""
-        incoming, context = self._incoming, upstream.context or unknown
-        return min(incoming.query.answer or context, context) * incoming.num_answers
+        """Return the maximum tokens of all answers.
+
+        For an unknown context it is the length that the client states, else `unknown`.
+        """
+        incoming = self._incoming
+        stated = min(incoming.query.answer or 0, LARGEST_CONTEXT)
+        context = upstream.context or max(unknown, stated)
+        return min(stated or context, context) * incoming.num_answers
 
     def max_usage_at(self, upstream: Upstream) -> UpstreamUsage:
         """Return the maximum usage of the request at this upstream."""
@@ -154,8 +159,9 @@ class Account:
         """Return the usage that an upstream reported, or None if the request cannot have used it.
 
         A negative count, or more than the request allows, counts in the metric `usage_refused`.
+        No tokens at all are no report: so a translation shows an answer without usage.
         """
-        if usage is None:
+        if usage is None or not any(usage):
             return None
         incoming = self._incoming
         prompts = max(incoming.num_prompts, incoming.num_answers)

@@ -16,7 +16,7 @@ from headway.gateway.events import Event
 from headway.gateway.incoming import GatewayRequest
 from headway.gateway.speed import Flight
 from headway.gateway.state import GatewayState
-from headway.gateway.translation import translator_of
+from headway.gateway.translation import translator_of, unsupported_field
 from headway.gateway.upstream import UNREADABLE, Upstream
 
 STREAM, WHOLE = "text/event-stream", "application/json"
@@ -81,9 +81,14 @@ class Attempt:
         if translator is None:
             return self._incoming.dialect.path, msgspec.json.encode(body)
         try:
-            return translator.path, msgspec.json.encode(translator.request(body))
+            with as_value_error():
+                return translator.path, msgspec.json.encode(translator.request(body))
         except RequestError as error:
             raise AttemptError("untranslated", error, counts=False) from error
+        except ValueError as error:
+            fault = unsupported_field("This request", "a field has another type than in its API")
+            fault.param = None
+            raise AttemptError("untranslated", fault, counts=False) from error
 
     def whole(self, data: bytes) -> bytes:
         """Return a whole answer in the client's dialect; raises ValueError."""
@@ -107,11 +112,11 @@ class Attempt:
 
 @contextlib.contextmanager
 def as_value_error() -> Iterator[None]:
-    """Turn each error of an answer that is not of its dialect into a ValueError."""
+    """Turn each error of a request or an answer that is not of its dialect into a ValueError."""
     try:
         yield
     except (*UNREADABLE, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError("an answer that is not of its dialect") from error
+        raise ValueError("a body that is not of its dialect") from error
 
 
 def body_for(incoming: GatewayRequest, upstream: Upstream, raw: dict[str, Any]) -> dict[str, Any]:

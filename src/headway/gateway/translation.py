@@ -26,8 +26,8 @@ from headway.gateway.providers import CHAT, MESSAGES
 encode, decode = msgspec.json.encode, msgspec.json.decode
 DEFAULT_MAX_TOKENS = 4096
 """`max_tokens` of a message for a chat that states no length: messages need one."""
-MAX_BLOCKS = 10_000
-"""Blocks or calls of one stream."""
+MAX_BLOCKS, MAX_ID = 10_000, 200
+"""Blocks or calls of one stream; characters of its id, which each chunk repeats."""
 
 
 class Translator(Protocol):
@@ -114,6 +114,8 @@ STOP_REASONS = {
 def check_fields(raw: dict[str, Any]) -> None:
     """Raise RequestError for a field of a chat that messages do not have."""
     for name, value in raw.items():
+        if name == "tools" and not isinstance(value, list | None):
+            raise unsupported_field(name, "it must be a list")
         if name in WITHOUT_EFFECT or value is None or value in NEUTRAL.get(name, ()):
             continue
         raise unsupported_field(name)
@@ -268,8 +270,7 @@ def message_output(raw: dict[str, Any]) -> dict[str, Any]:
     effort = raw.get("reasoning_effort")
     if effort not in (None, *EFFORTS):
         raise unsupported_field("reasoning_effort", f"it must be one of {', '.join(EFFORTS)}")
-    if effort is not None:
-        config["effort"] = effort
+    config |= {} if effort is None else {"effort": effort}
     return {"output_config": config} if config else {}
 
 
@@ -319,7 +320,7 @@ class ChatAsMessages:
         body = decode(event.data)
         kind = body.get("type")
         if kind == "message_start":
-            self._id = text_of(body["message"].get("id"))
+            self._id = text_of(body["message"].get("id"))[:MAX_ID]
             self._usage = dict(body["message"].get("usage") or {})
             return [self._chunk({"role": "assistant", "content": ""})]
         if kind == "content_block_start":
@@ -431,10 +432,11 @@ def chat_body(raw: dict[str, Any]) -> dict[str, Any]:
         del builder.fields["tool_choice"]
     config = body.output_config or {}
     form = config.get("format") or body.output_format
+    if not isinstance(form, dict | None):
+        raise unsupported_field("output_config.format", "it must be an object")
     if form is not None:
         schema = {"name": "output", "schema": form.get("schema"), "strict": True}
         form = {"type": "json_schema", "json_schema": schema}
-    user = text_of((body.metadata or {}).get("user_id")) or None
     more = {
         "model": body.model,
         "max_completion_tokens": body.max_tokens,
@@ -445,7 +447,7 @@ def chat_body(raw: dict[str, Any]) -> dict[str, Any]:
         "top_p": body.top_p,
         "response_format": form,
         "reasoning_effort": config.get("effort"),
-        "user": user,
+        "user": text_of((body.metadata or {}).get("user_id")) or None,
     }
     return builder.raw() | {name: value for name, value in more.items() if value is not None}
 

@@ -88,6 +88,15 @@ async def test_what_a_budget_holds_is_settled_by_what_it_took(name: str) -> None
         assert 0.01 - purse.available == pytest.approx(3 * (prompt + 2 * output) / 1e6, rel=0.3)
 
 
+async def test_a_stated_length_is_held_where_no_context_is_known() -> None:
+    """Hosted providers state none: a length beyond the usual one would be spent, and not held."""
+    stub, dollars = Stub("a", context=0), BudgetRow(dollars=0.1)
+    async with world(stub, budgets={"*": dollars}) as live:
+        refused = await post(live, "chat/completions", {**CHAT, "max_tokens": 100_000})
+        assert (refused.status, stub.asked) == (400, []), refused.data
+        assert (await post(live, "chat/completions", {**CHAT, "max_tokens": 9})).status == 200
+
+
 async def test_requests_at_once_hold_from_one_balance() -> None:
     """Each may take 0.0048 of 0.01 dollars: two of ten are served, and two more when they ended."""
     stub = Stub("a", fault=lambda number: "late")

@@ -233,7 +233,8 @@ def test_parts_of_a_chat_become_blocks() -> None:
     [
         *(("n", 2), ("seed", 1), ("logprobs", True), ("logit_bias", {"1": 2})),
         *(("frequency_penalty", 0.1), ("response_format", {"type": "json_object"})),
-        *(("tools", [{"type": "custom"}]), ("reasoning_effort", "minimal"), ("min_p", 0.1)),
+        *(("tools", 5), ("tools", True), ("tools", [{"type": "custom"}])),
+        *(("reasoning_effort", "minimal"), ("min_p", 0.1)),
     ],
 )
 def test_what_messages_have_no_word_for_is_refused_by_name(field: str, value: Any) -> None:
@@ -251,6 +252,7 @@ def test_what_a_chat_has_no_word_for_is_refused_by_name() -> None:
     for fault, name in [
         ({"top_k": 3}, "top_k"),
         ({"container": "c"}, "container"),
+        ({"output_config": {"format": "json"}}, "output_config.format"),
         ({"messages": [*MESSAGES, {"role": "assistant", "content": "It"}]}, "messages"),
     ]:
         with pytest.raises(RequestError) as raised:
@@ -272,3 +274,45 @@ def test_a_hostile_answer_is_an_error_of_its_upstream(
     event = Event(b"", b'{"type":"content_block_delta","index":0,"choices":3}')
     with pytest.raises(ValueError, match="of its dialect"), as_value_error():
         translate.events([event])
+
+
+def test_a_long_id_is_not_repeated_in_each_chunk() -> None:
+    """8 KiB of small events would become gigabytes."""
+    translate = ChatAsMessages("m")
+    start = b'{"type":"message_start","message":{"id":"%s"}}' % (b"x" * 100_000)
+    delta = b'{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"}}'
+    found = translate.events([Event(b"", start), Event(b"", delta)])
+    assert len(found) == 2 and max(len(event.data) for event in found) < 1000
+
+
+async def test_a_request_that_cannot_be_translated_leaves_its_upstream_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is an error of the client, and the trial of a half-open breaker is not spent on it."""
+    stub = HostedStub("anthropic", "key-of-claude")
+    async with hosted(stub, monkeypatch=monkeypatch) as live:
+        breaker = live.state.upstreams["anthropic"].breaker
+        call = {"role": "assistant", "tool_calls": 5}
+        for fault in ({"tools": 5}, {"messages": [*MESSAGES, call]}):
+            for _ in range(5):
+                breaker.failed()
+            breaker.allow_trial()
+            answer = await live.chat(False, model="chat", **fault)
+            assert answer.status == 400 and b"unsupported_parameter" in answer.data
+            assert breaker.allows
+            assert (await live.chat(False, model="chat")).status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_without_usage_is_not_free(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway estimates it, whatever the translation shows to the client."""
+    stub = HostedStub("openai", "key-of-openai")
+    monkeypatch.setattr(stub, "_usage", dict)
+    async with hosted(stub, monkeypatch=monkeypatch) as live:
+        body = {"model": "chat", "messages": MESSAGES, "max_tokens": 9, "stream": stream}
+        async with live.http.post("/v1/messages", json=body) as answer:
+            assert answer.status == 200 and b"t0" in await answer.read()
+        for kind in ("prompt", "output"):
+            assert live.state.metrics.of("tokens", kind=kind) > 0
