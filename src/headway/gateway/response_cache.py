@@ -4,8 +4,8 @@ from collections import OrderedDict
 
 from headway.core.clock import Clock
 
-MAX_BYTES, MAX_ANSWER = 64 * 2**20, 2**20
-"""Bytes of all answers, and of one."""
+MAX_BYTES, MAX_ANSWER, ENTRY_BYTES = 64 * 2**20, 2**20, 512
+"""Bytes of all answers, of one, and of what is kept beside each."""
 
 
 class ResponseCache:
@@ -33,13 +33,13 @@ class ResponseCache:
             return
         self._remove(digest)
         self._answers[digest] = self._clock.now_s() + seconds, data
-        self._num_bytes += len(data)
+        self._num_bytes += len(data) + ENTRY_BYTES
         while self._num_bytes > MAX_BYTES:
             self._remove(next(iter(self._answers)))
 
     def _remove(self, digest: bytes) -> None:
         _, data = self._answers.pop(digest, (0.0, b""))
-        self._num_bytes -= len(data)
+        self._num_bytes -= len(data) + ENTRY_BYTES if data else 0
 
     def clear(self) -> None:
         """Forget all answers: another configuration may answer otherwise."""
@@ -47,5 +47,6 @@ class ResponseCache:
         self._num_bytes = 0
 
     def check_integrity(self) -> None:
-        assert self._num_bytes == sum(len(data) for _, data in self._answers.values())
+        sizes = [len(data) + ENTRY_BYTES for _, data in self._answers.values()]
+        assert self._num_bytes == sum(sizes)
         assert self._num_bytes <= MAX_BYTES

@@ -1,8 +1,9 @@
 """Answer of a request without streaming, over all its attempts, or from the cache.
 
 The cache is off unless a model's row has `cache: 10m`. It has whole answers to the same body of the
-same key: keys never share answers. Not cached are streams, stored responses, requests of a rollout,
-and what a client sends with `cache-control: no-cache`.
+same key, whatever its name: keys never share answers, nor do classes of tasks where a scorer or a
+cascade treats each in its way. Not cached are streams, stored responses, requests of a rollout, and
+what a client sends with `cache-control: no-cache`.
 """
 
 import asyncio
@@ -69,7 +70,9 @@ def digest_of(state: GatewayState, incoming: GatewayRequest) -> bytes | None:
     body = {name: value for name, value in raw.items() if name not in NOT_COMPARED}
     names = state.config.forward_headers
     sent = [header(incoming.scope, name.encode()) for name in names]
-    parts = [incoming.owner, incoming.dialect.path, incoming.route.name, sent, body]
+    route, key = incoming.route, incoming.caller.principal.cache_owner
+    task = incoming.task_class if route.hold or route.cascade else ""
+    parts = [incoming.owner, key, incoming.dialect.path, route.name, task, sent, body]
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).digest()
 
 

@@ -77,6 +77,19 @@ async def test_the_same_request_of_the_same_key_is_answered_from_the_cache(tmp_p
     assert priced == [True, True]
 
 
+async def test_another_key_of_the_same_name_has_no_cached_answer(tmp_path: Path) -> None:
+    """The old one was deleted, and the new one may be somebody else's."""
+    stub, file = Stub("a"), tmp_path / "keys.yaml"
+    file.write_text(f"keys: [{{name: alice, sha256: '{digest('old').hex()}'}}]")
+    row, options = {"name": "tiny", "cache": "10m"}, {"key_file": str(file)}
+    async with world(stub, models=(row,), options=options) as live:
+        await live.chat(False, key="old")
+        file.write_text(f"keys: [{{name: alice, sha256: '{digest('new').hex()}'}}]")
+        live.state.keyring.reload()
+        answer = await live.chat(False, key="new")
+        assert (answer.status, len(stub.asked)) == (200, 2)
+
+
 def test_the_cache_is_bounded_in_bytes_and_time() -> None:
     cache = ResponseCache(SystemClock())
     cache.add(b"large", b"x" * (MAX_ANSWER + 1), 60)
@@ -84,9 +97,13 @@ def test_the_cache_is_bounded_in_bytes_and_time() -> None:
     for number in range(MAX_BYTES // MAX_ANSWER + 2):
         cache.add(b"%d" % number, b"x" * MAX_ANSWER, 60)
         cache.check_integrity()
-    assert cache.find(b"0") is None and cache.find(b"2") is not None
-    cache.add(b"2", b"y", 0)
-    assert cache.find(b"2") is None
+    assert cache.find(b"0") is None and cache.find(b"9") is not None
+    cache.add(b"9", b"y", 0)
+    assert cache.find(b"9") is None
+    cache.check_integrity()
+    for number in range(200_000):
+        cache.add(b"%d" % number, b"{}", 60)
+    assert cache.find(b"0") is None, "small answers take memory as well"
     cache.check_integrity()
 
 

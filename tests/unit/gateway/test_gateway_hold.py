@@ -216,3 +216,11 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path, row: str, message: str
     with pytest.raises(UsageError) as raised:
         read_config(file)
     assert message in raised.value.cause
+
+
+async def test_a_cached_answer_was_scored_for_the_same_class_of_task(scorer: Scorer) -> None:
+    row = {"name": "tiny", "cache": "10m", "hold": {"scorer": scorer.url}}
+    async with world(Stub("a"), models=(row,)) as live:
+        for task in ("a", "b", "a"):
+            assert (await live.chat(False, metadata={"task": task})).status == 200
+    assert [each["task"] for each in scorer.asked] == ["a", "b"]
