@@ -160,7 +160,7 @@ def add_key(done: Conversion, row: Rows, params: Rows, where: str) -> None:
         row["key_env"] = re.sub(r"\W", "_", row["name"]).upper() + "_KEY"
         done.miss(f"{where}.litellm_params.api_key", f"not copied: export it as {row['key_env']}")
     elif "url" not in row or row.get("kind") in ("azure", "openai", "anthropic"):
-        start = params["model"].partition("/")[0]
+        start = str(params.get("custom_llm_provider") or params["model"].partition("/")[0])
         name = start if start in PROVIDER_URLS else row["kind"]
         row["key_env"] = f"{name.upper()}_API_KEY"
 

@@ -6,6 +6,7 @@ import pytest
 
 from headway.cli.main import main
 from headway.gateway.config import read_config
+from headway.gateway.from_litellm import convert
 
 CONFIG = """
 model_list:
@@ -75,6 +76,18 @@ def test_the_common_part_is_converted_and_the_rest_is_listed(
     assert {(r.retries, r.deadline, r.policy, r.cache) for r in config.models} == {
         (2, "90s", "weighted", "300s")
     }
+
+
+def test_a_provider_is_not_sent_the_key_of_another() -> None:
+    params = [
+        {"model": "mixtral", "custom_llm_provider": "groq"},
+        {"model": "openrouter/some", "custom_llm_provider": "groq"},
+        {"model": "openrouter/some"},
+        {"model": "gpt-4o"},
+    ]
+    entries = [{"model_name": "m", "litellm_params": each} for each in params]
+    found = [row["key_env"] for row in convert({"model_list": entries}).upstreams]
+    assert found == ["GROQ_API_KEY", "GROQ_API_KEY", "OPENROUTER_API_KEY", "OPENAI_API_KEY"]
 
 
 @pytest.mark.parametrize(
