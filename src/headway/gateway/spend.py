@@ -9,6 +9,7 @@ each of them. What budgets have left, and what was refused since the start, is b
 import csv
 import datetime
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,9 +25,11 @@ from headway.gateway.state import GatewayState
 
 DEFAULT_DAYS = 30
 DAY_S = 86_400.0
+FIRST_S = datetime.datetime.min.replace(tzinfo=datetime.UTC).timestamp()
+"""Beginning of the calendar's first day."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "dollars")
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of a cell that a spreadsheet would compute."""
+FORMULA = re.compile(r"(^|;)(?=[=+\-@\t\r＝＋－＠])")
+"""Beginning of a cell that a spreadsheet would compute; some divide cells at semicolons."""
 
 
 async def spend(state: GatewayState, request: Request) -> Response:
@@ -70,7 +73,7 @@ def spend_query(params: dict[str, str], owner: str | None, now_s: float) -> Spen
         )
     today_s = now_s // DAY_S * DAY_S
     until_s = time_of(params, "to", today_s + DAY_S)
-    since_s = time_of(params, "from", until_s - DEFAULT_DAYS * DAY_S)
+    since_s = time_of(params, "from", max(FIRST_S, until_s - DEFAULT_DAYS * DAY_S))
     if since_s >= until_s:
         raise parameter_error("from", "it must be before to")
     return SpendQuery(by, since_s, until_s, owner if owner is not None else key)
@@ -107,5 +110,4 @@ def csv_text(by: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def cell(value: Any) -> Any:
-    is_formula = isinstance(value, str) and value.startswith(FORMULA_STARTS)
-    return f"'{value}" if is_formula else value
+    return FORMULA.sub(r"\1'", value) if isinstance(value, str) else value

@@ -16,6 +16,7 @@ from headway.edge.key_file import digest
 from headway.gateway.config import BudgetRow, TeamRow
 from headway.gateway.ledger import Ledger
 from headway.gateway.money import KeyBudget, format_dollars
+from headway.gateway.spend import cell
 
 OLD_SCHEMA = """
 CREATE TABLE requests (
@@ -74,10 +75,12 @@ async def test_spending_is_told_by_key_team_model_tag_and_day(
         assert {line.split(",")[0] for line in table.splitlines()[1:]} == {"'=1+1", "night", ""}
         for query, param in [
             *(("by=owner", "by"), ("by=day,day", "by"), ("from=yesterday", "from"), ("x=1", "x")),
-            *(("from=2026-02-01&to=2026-01-01", "from"), ("format=xml", "format")),
+            *(("from=2026-02-01&to=2026-01-01", "from"), ("to=0001-01-01", "from")),
+            ("format=xml", "format"),
         ]:
             status, refusal = await told("operator", query)
             assert (status, refusal["error"]["param"]) == (400, param)
+        assert (await told("alice", "to=0001-01-09"))[0] == 200, "the calendar has no day before"
         assert (await told("alice", "key=bob"))[0] == 403
         headers = {"authorization": "Bearer operator"}
         stats = await (await live.http.get("/stats", headers=headers)).json()
@@ -156,3 +159,15 @@ def test_a_released_reservation_leaves_the_budget_as_it_was() -> None:
     budget.hold(0.4)
     budget.release(0.4)
     assert budget.available == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        *(("=1", "'=1"), ("＝1", "'＝1"), ("＠SUM(1)", "'＠SUM(1)"), ("-1", "'-1")),
+        *(("a;=1;b", "a;'=1;b"), ("a;b", "a;b"), ("a=1", "a=1"), (-1.5, -1.5)),
+    ],
+)
+def test_no_cell_is_a_formula(given: Any, shown: Any) -> None:
+    """Some spreadsheets take full-width signs, and some divide cells at semicolons."""
+    assert cell(given) == shown
