@@ -313,6 +313,8 @@ def test_the_chart_makes_valid_resources(values: tuple[str, ...], tmp_path: Path
     if values == ALL:
         kinds = {each["kind"] for each in found}
         assert kinds > OF_OPERATORS | {"Ingress", "NetworkPolicy", "PersistentVolumeClaim"}
+        secret = [c["name"] for c in containers_of(*found) if "OPENAI_API_KEY" in str(c["env"])]
+        assert secret == ["gateway"], "servers have no use for the keys of providers"
 
 
 def test_all_values_are_another_than_the_default() -> None:
