@@ -10,7 +10,7 @@ Each is asked at its own URL alone, with its own key in its own header.
 """
 
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ENDPOINT_FEATURES = {"/v1/completions": "completions", "/v1/responses": "responses"}
@@ -81,6 +81,7 @@ def upstream_url(kind: str, base: str, path: str, model: str, api_version: str) 
     """Return the URL of a path (as /v1/…) at an upstream; `model` is the operator's deployment.
 
     Azure's older API has a path for each deployment, and its newer one, below /openai/v1, has not.
+    Its `api-version` is the row's, never a client's.
     """
     if kind != "azure":
         return base + path.removeprefix("/v1")
@@ -91,6 +92,10 @@ def upstream_url(kind: str, base: str, path: str, model: str, api_version: str) 
         place = path.removeprefix("/v1")
         per_model = place.startswith(("/chat/completions", "/completions", "/embeddings"))
         url = root + (f"/deployments/{quote(model, safe='')}" if per_model else "") + place
-    if not api_version:
-        return url
-    return f"{url}{'&' if '?' in url else '?'}api-version={quote(api_version, safe='')}"
+    url, _, query = url.partition("?")
+    fields = [
+        each for each in query.split("&") if each and "api-version" not in unquote(each).lower()
+    ]
+    if api_version:
+        fields.append(f"api-version={quote(api_version, safe='')}")
+    return "?".join([url, *(["&".join(fields)] if fields else [])])

@@ -204,6 +204,13 @@ def test_urls_of_providers() -> None:
     assert found == EXPECTED_URLS
 
 
+@pytest.mark.parametrize(("version", "end"), [("v1", "?limit=2&api-version=v1"), ("", "?limit=2")])
+def test_a_client_does_not_choose_the_version_of_an_api(version: str, end: str) -> None:
+    base, path = "https://n.openai.azure.com/openai/v1", "/v1/responses/r"
+    sent = f"{path}?api-version=preview&limit=2&API%2Dversion=x"
+    assert upstream_url("azure", base, sent, "m", version) == f"{base}/responses/r{end}"
+
+
 def test_parts_of_a_chat_become_blocks() -> None:
     image: Any = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
