@@ -387,14 +387,13 @@ def add_files(table: Table, folder: Path, chosen: argparse.Namespace, place: Pat
     """The model's own GGUF file, and those that llama.cpp makes of the folder."""
     python, source = chosen.llama or ("", "")
     model = MODELS.get(chosen.model)
-    if model is not None and model.is_gguf:
-        file = fetch(model)
-        add_file(
-            table, f"the published {file.stem.rpartition('.')[2]}", file, folder, python, place
-        )
+    published = fetch(model) if model is not None and model.is_gguf else None
+    if published is not None:
+        name = f"the published {published.stem.rpartition('.')[2]}"
+        add_file(table, name, published, folder, python, place)
     for kind in chosen.types.split(",") if source else ():
         try:
-            file = gguf_file(folder, kind, python, Path(source))
+            file = gguf_file(folder, kind, python, Path(source), published)
         except PeerError as error:
             table.skipped[kind] = str(error)
             continue

@@ -42,15 +42,24 @@ def place_of(folder: Path) -> Path:
     return cache_folder() / "peers" / f"{folder.name}-{digest.hexdigest()[:12]}"
 
 
-def gguf_file(folder: Path, kind: str, python: str, source: Path) -> Path:
-    """The folder as a GGUF file of `kind`, such as BF16, Q8_0 or Q4_K_M; raises PeerError."""
+def gguf_file(
+    folder: Path, kind: str, python: str, source: Path, published: Path | None = None
+) -> Path:
+    """The folder as a GGUF file of `kind`, such as BF16, Q8_0 or Q4_K_M; raises PeerError.
+
+    If the folder was made of a `published` GGUF file, the new file is made of that as well and
+    keeps its tokenizer, which llama.cpp's converter does not always know again in the folder.
+    """
     target = place_of(folder) / f"gguf-{kind}"
     if not target.is_dir() and kind != "BF16":
-        whole = gguf_file(folder, "BF16", python, source)
+        whole = gguf_file(folder, "BF16", python, source, published)
     with created_once(target) as unfinished:
         if unfinished is not None:
             file = unfinished / f"{kind}.gguf"
-            if kind == "BF16":
+            if kind == "BF16" and published is not None:
+                quantize = [str(binaries(source) / "llama-quantize"), "--allow-requantize"]
+                run([*quantize, str(published), str(file), kind])
+            elif kind == "BF16":
                 converter = source / "convert_hf_to_gguf.py"
                 to = ["--outtype", "bf16", "--outfile", str(file)]
                 run([python, str(converter), str(folder), *to])
