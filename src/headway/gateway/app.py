@@ -254,9 +254,9 @@ async def list_models(state: GatewayState, request: Request) -> Response:
 
 
 async def get_model(state: GatewayState, request: Request) -> Response:
+    """Return one model; RequestError 404 for an unknown one, 403 for one the key may not use."""
     name = request.path_params["name"]
-    if name not in state.model_names:
-        state.route(name)
+    state.check_use(owner_of(request.scope), *state.route(name))
     return json_response(model_card(state, name))
 
 

@@ -242,8 +242,12 @@ def break_loops(done: Conversion) -> None:
     """Take out fallbacks that lead back: here the fallbacks of a fallback are asked as well."""
 
     def reaches(name: str, goal: str) -> bool:
-        others = done.models[name].get("fallbacks", ())
-        return name == goal or any(reaches(each, goal) for each in others)
+        seen, open_names = {name}, [name]
+        while open_names:
+            others = set(done.models[open_names.pop()].get("fallbacks", ())) - seen
+            seen |= others
+            open_names += others
+        return goal in seen
 
     fallbacks = {name: row.pop("fallbacks", []) for name, row in done.models.items()}
     for model, others in fallbacks.items():

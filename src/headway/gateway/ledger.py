@@ -384,9 +384,13 @@ def migrate(connection: sqlite3.Connection, folder: Path) -> None:
     copy = folder / f"ledger.v{version}.db"
     part = folder / f".ledger.v{version}.part"
     part.unlink(missing_ok=True)
-    connection.execute("VACUUM INTO ?", (str(part),))
-    part.chmod(0o600)
-    os.replace(part, copy)
+    try:
+        connection.execute("VACUUM INTO ?", (str(part),))
+        part.chmod(0o600)
+        os.replace(part, copy)
+    except BaseException:  # a full disk keeps no half of a copy
+        part.unlink(missing_ok=True)
+        raise
     connection.execute("BEGIN IMMEDIATE")
     for number in range(version, VERSION):
         for statement in MIGRATIONS[number]:

@@ -111,6 +111,8 @@ async def test_a_made_key_may_what_it_was_made_for(tmp_path: Path) -> None:
         assert (await ask(live, "POST", "/tokenize", headers, model="big", prompt="x"))[0] == 403
         _, cards = await ask(live, "GET", "/v1/models", headers)
         assert [card["id"] for card in cards["data"]] == ["tiny"]
+        assert (await ask(live, "GET", "/v1/models/tiny", headers))[0] == 200
+        assert (await ask(live, "GET", "/v1/models/big", headers))[0] == 403
         budget = {"dollars": 0.000001, "per": "day"}
         poor = await make(name="poor", budget=budget)
         assert (await live.chat(False, key=poor)).json["error"]["code"] == "budget_exceeded"
