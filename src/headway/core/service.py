@@ -41,6 +41,8 @@ BATCH_CLASS = "batch"
 """Class of the lines of batches."""
 TIERS = {"flex": "batch", "priority": "interactive"}
 """OpenAI's tiers → built-in classes, unless a class has the tier's name."""
+MAX_LIMIT = 10**15
+"""What a limit of a key is at most: more is a mistake, and no float has each number beyond."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,8 +64,8 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name in self.__struct_fields__:
             value = getattr(self, name)
             least = 0 if name in ("queue_requests", "queue_seconds") else 1
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}")
+            if value is not None and not least <= value <= MAX_LIMIT:
+                raise ValueError(f"{name} must be at least {least} and at most {MAX_LIMIT}")
 
     def over(self, other: "KeyLimits") -> "KeyLimits":
         """Return these limits, completed by `other`'s."""

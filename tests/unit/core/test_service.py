@@ -77,6 +77,12 @@ def test_the_example_of_the_docstring_can_be_read(tmp_path):
             "queue_seconds?",
         ),
         ("gold: {limits: {requests_at_once: 0}}", "requests_at_once must be at least 1", "A row"),
+        ("gold: {limits: {queue_seconds: .nan}}", "queue_seconds must be at least 0", "A row"),
+        (
+            "gold: {limits: {tokens_per_minute: 9999999999999999}}",
+            "at most 1000000000000000",
+            "A row",
+        ),
         ("gold: {slo: 'ttft=1.5'}", "class gold: slo: ", "Write 500ms"),
         ("gold: {slo: 'ttft=1s', ttft_per_token: 2}", "Expected `str`, got `int`", "A row is"),
         ("gold: {ttft_per_token: fast}", "ttft_per_token: 'fast'", "Write 500ms"),
