@@ -223,7 +223,7 @@ def test_a_closed_silent_or_faulty_peer_raises(pipes: tuple[Pipe, Pipe, socket.s
     raw.settimeout(None)
     raw.sendall(struct.pack("<I", 100) + b"half")
     leader.close()
-    with pytest.raises(EOFError, match="gone"):
+    with pytest.raises(ConnectionResetError, match="closed"):
         follower.receive_order()
 
 

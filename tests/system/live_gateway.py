@@ -16,7 +16,7 @@ GREETING = re.compile(r"gateway is ready: (http://[^/\s]+)/v1")
 
 
 class LiveGateway(LiveAddress):
-    """One gateway process before these URLs."""
+    """One gateway process before these URLs, a fork unless it is to be a `real` interpreter."""
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class LiveGateway(LiveAddress):
         env: dict[str, str] | None = None,
         file: str = "",
         flags: tuple[str, ...] = (),
+        real: bool = False,
     ) -> None:
         self.headers = {}
         self.temp = Path(tempfile.mkdtemp(prefix="hw-"))
@@ -37,6 +38,7 @@ class LiveGateway(LiveAddress):
             ],
             self.temp,
             clean_environment() | {"HEADWAY_DATA_DIR": str(self.temp / "data")} | (env or {}),
+            real=real,
         )
         self.url = wait_until(self._greeted)[1]
 

@@ -53,7 +53,7 @@ def test_the_first_two_and_the_comparison_run(tmp_path: Path) -> None:
             done = headway(*shlex.split(line.replace("report.html", f"{tmp_path}/r.html"))[1:])
             assert done.returncode == 0, done.stderr
             assert "TTFT" in done.stdout and "✓ tokens in chunks = usage" in done.stdout
-    assert (tmp_path / "r.html").stat().st_size > 10**6
+    assert "<svg" in (tmp_path / "r.html").read_text()
     done = headway("bench", "compare", tmp_path / "a.json", tmp_path / "a.json")
     assert done.returncode == 0 and "within noise" in done.stdout
 

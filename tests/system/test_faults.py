@@ -28,8 +28,8 @@ from headway.core.errors import HeadwayError
 from headway.frontend.process import ProcessClient
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "headway"
-WALL_CLOCK = {"core/clock.py", "cli/serve.py"}
-"""Who may ask for the time of day: the clock itself, and `created` of a served model."""
+WALL_CLOCK = {"core/clock.py", "cli/build_server.py", "cli/spend.py"}
+"""Files that ask for the time of day: the clock, `created` of a model, the days of spending."""
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")

@@ -245,7 +245,7 @@ rollouts:
 
 def test_it_starts_without_torch_and_while_nobody_is_there() -> None:
     began_s = time.monotonic()
-    gateway = LiveGateway("http://127.0.0.1:9")
+    gateway = LiveGateway("http://127.0.0.1:9", real=True)
     try:
         maps = Path(f"/proc/{gateway.process.pid}/maps").read_text()
         assert "torch" not in maps and "tokenizers" not in maps

@@ -347,12 +347,12 @@ def test_whoever_gives_back_ends_with_its_own_tokens(shape, chosen, priority):
             left = scheduler.reclaim.holdings([s for s in running if s not in chosen])
             taking = taker.request.principal.name
             for giver in {s.request.principal.name for s in chosen}:
-                rows = {u: left[u].rows if u in left else 0 for u in (giver, taking)}
+                slots = {u: left[u].slots if u in left else 0 for u in (giver, taking)}
                 assert giver != taking
                 part = max(
-                    scheduler.reclaim.dominant_share(left[giver]) * shape.max_num_seqs, rows[giver]
+                    scheduler.reclaim.dominant_share(left[giver]) * shape.max_num_seqs, slots[giver]
                 )
-                enough = (rows[taking] + 1) / users.weight(taking)
+                enough = (slots[taking] + 1) / users.weight(taking)
                 assert part / users.weight(giver) >= enough - 1e-9
             return chosen
 
