@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.packages import models_folder
 from headway.config.memory_plan import gib
 from headway.config.options import EngineOptions, EvalOptions, to_arguments
 from headway.core.errors import UsageError
@@ -94,8 +95,11 @@ def source_folder(given: str | Path, verb: str) -> Path:
 def model_name(folder: Path) -> str:
     """Return the served name of a model: its folder's name, or ORG/NAME of a cached snapshot.
 
-    A GGUF file is named without its suffix, and without its number if the model is split.
+    A GGUF file is named without its suffix, and without its number if the model is split. A model
+    of a package has its short name.
     """
+    if folder.parent.parent == models_folder():
+        return folder.parent.name
     if is_gguf(folder):  # before links are followed: the hub's cache names files by their digests
         split = SPLIT_NAME.fullmatch(folder.name)
         return split[1] if split else folder.stem

@@ -315,6 +315,7 @@ def test_smollm2_comes_as_a_package(tmp_path, monkeypatch, capsys):
     folder.mkdir(parents=True)
     (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"GGUF")
     assert model_folder("smollm2").parent == folder
+    assert model_name(model_folder("smollm2")) == "smollm2", "a client asks for what was served"
     assert main(["ls", "smollm2"]) == 0 and "smollm2" in capsys.readouterr().out
 
 
