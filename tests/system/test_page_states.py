@@ -320,4 +320,4 @@ async def test_screenshots(
         await wait_ticks(one, 55 if kept else 2)
         await one.page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
         picture = await one.page.screenshot(path=Path(kept or tmp_path) / f"page-{name}.png")
-    assert 10_000 < len(picture) < 200_000
+    assert 10_000 < len(picture) < 300_000
