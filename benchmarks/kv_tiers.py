@@ -87,7 +87,7 @@ def restart(folder: Path | str, flags: list[str], vocab: int, times: int, shared
     rng = np.random.default_rng(0)
     systems = [rng.integers(3, vocab, shared).tolist() for _ in range(times)]
 
-    def asked(url: str) -> list[float]:
+    def first_tokens_s(url: str) -> list[float]:
         questions = [rng.integers(3, vocab, QUESTION).tolist() for _ in systems]
         return [first_token_s(url, s + q) for s, q in zip(systems, questions, strict=True)]
 
@@ -95,11 +95,11 @@ def restart(folder: Path | str, flags: list[str], vocab: int, times: int, shared
         flags = [*flags, f"--kv-disk={root}/kv:4GB", "--kv-disk-write=through"]
         with serving(folder, *flags) as (url, _):
             first_token_s(url, rng.integers(3, vocab, shared).tolist())
-            took = {"cold": asked(url), "memory": asked(url)}
+            took = {"cold": first_tokens_s(url), "memory": first_tokens_s(url)}
             settle(Path(root))
         with serving(folder, *flags) as (url, _):
             first_token_s(url, rng.integers(3, vocab, shared).tolist())
-            took["disk"] = asked(url)
+            took["disk"] = first_tokens_s(url)
     found = {name: statistics.median(each) * 1e3 for name, each in took.items()}
     found["ratio"] = found["disk"] / found["cold"]
     print(

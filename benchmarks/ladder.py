@@ -36,7 +36,7 @@ MAX_TOKENS = 120
 PROBE_S = 0.6
 
 Figures = dict[str, Any]
-Told = tuple[list[int], float, int]
+TimedAnswer = tuple[list[int], float, int]
 """An answer's tokens, seconds from its first token to its last, and the steps that took."""
 
 
@@ -71,7 +71,7 @@ class Torch:
         self.weight_bytes = sum(parameters.values())
 
     @torch.inference_mode()
-    def answer(self, prompt: list[int], max_tokens: int = MAX_TOKENS) -> Told:
+    def answer(self, prompt: list[int], max_tokens: int = MAX_TOKENS) -> TimedAnswer:
         from transformers import DynamicCache
 
         torch.set_num_threads(self.threads)
@@ -104,7 +104,7 @@ class Native:
         self.weight_bytes = self.work.weight_bytes
         self._ids = iter(range(1, 10**9))
 
-    def answer(self, prompt: list[int], max_tokens: int = MAX_TOKENS) -> Told:
+    def answer(self, prompt: list[int], max_tokens: int = MAX_TOKENS) -> TimedAnswer:
         engine = self.llm.engine
         greedy = SamplingParams(temperature=0, max_tokens=max_tokens)
         engine.add(Request(next(self._ids), prompt, greedy))
@@ -112,9 +112,9 @@ class Native:
         times: list[float] = []
         while engine.has_work:
             updates, _ = engine.step()
-            came = [token for update in updates for token in update.token_ids]
-            if came:
-                tokens += came
+            new_tokens = [token for update in updates for token in update.token_ids]
+            if new_tokens:
+                tokens += new_tokens
                 times.append(time.perf_counter())
         return tokens, times[-1] - times[0], len(times) - 1
 
@@ -161,14 +161,15 @@ def measure_speed(
         bandwidth = max(bandwidth, executor.describe().ceilings.bandwidth_bytes_per_s)
         turns = list(rungs.items())
         for name, rung in turns if repeat % 2 == 0 else reversed(turns):
-            told = [rung.answer(prompt) for prompt in prompts]
-            tokens, spent = sum(len(t) - 1 for t, _, _ in told), sum(s for _, s, _ in told)
-            steps = sum(n for _, _, n in told)
+            answers = [rung.answer(prompt) for prompt in prompts]
+            tokens = sum(len(t) - 1 for t, _, _ in answers)
+            spent = sum(s for _, s, _ in answers)
+            steps = sum(n for _, _, n in answers)
             figures = found[name]
             figures["rates"].append(tokens / spent)
             figures["tokens"].append(tokens / steps)
-            figures["answers"] += [t for t, _, _ in told]
-            figures["contexts"] += [len(p) + len(t) / 2 for p, (t, _, _) in zip(prompts, told)]
+            figures["answers"] += [t for t, _, _ in answers]
+            figures["contexts"] += [len(p) + len(t) / 2 for p, (t, _, _) in zip(prompts, answers)]
             say(f"repeat {repeat + 1} of {repeats}, {name}: {tokens / spent:.1f} tok/s")
     kv_bytes = sum(prober.work.kv_bytes)
     for name, rung in rungs.items():
@@ -178,10 +179,10 @@ def measure_speed(
     return found, bandwidth
 
 
-# ── what is told ────────────────────────────────────────────────────────────────────────────
+# ── table ───────────────────────────────────────────────────────────────────────────────────
 
 
-def told(figures: Figures, names: Sequence[str]) -> list[Figures]:
+def summarize(figures: Figures, names: Sequence[str]) -> list[Figures]:
     """One row for each rung that was measured; rates are medians of the repeats."""
     rows, first = [], 0.0
     for name in names:
@@ -208,7 +209,7 @@ def told(figures: Figures, names: Sequence[str]) -> list[Figures]:
     return rows
 
 
-def agreed(figures: Figures, one: str, other: str) -> str:
+def format_agreement(figures: Figures, one: str, other: str) -> str:
     """In how many answers two rungs wrote the same tokens: "18 of 18"."""
     pairs = [figures["speed"].get(name, {}).get("answers", []) for name in (one, other)]
     same = sum(a == b for a, b in zip(*pairs))
@@ -260,12 +261,14 @@ def main() -> None:
     figures["speed"] |= speed
     figures["bandwidth"] = max(bandwidth, figures["bandwidth"])
     write_json(chosen.json, figures)
-    rows = told(figures, list(rungs))
+    rows = summarize(figures, list(rungs))
     print(f"{chosen.folder.name}, {threads} threads, {figures['bandwidth'] / 1e9:.1f} GB/s\n")
     print(table(rows))
     for one, *others in (list(rungs)[:2], list(rungs)[list(rungs).index("int4") :]):
         for other in (each for each in others if each in figures["speed"]):
-            print(f"\n{other}: the tokens of {one} in {agreed(figures, one, other)} answers")
+            print(
+                f"\n{other}: the tokens of {one} in {format_agreement(figures, one, other)} answers"
+            )
     rates = {row["name"]: row["rate"] for row in rows}
     if "native step, bf16" in rates:
         for name in list(rungs)[5:]:

@@ -120,7 +120,7 @@ def regret(llm: LLM, streams: int, kind: str, given: argparse.Namespace) -> Data
     for lane in track.lanes:
         far = min(most, lane.tokens)
         seconds = [at_tokens(each.marks, np.array([far]))[0] for each in (off, lane)]
-        lanes[lane.name] = told(lane, far) | {"x_off": seconds[0] / seconds[1]}
+        lanes[lane.name] = lane_data(lane, far) | {"x_off": seconds[0] / seconds[1]}
     return {"tokens": most, "same": track.same(), "lanes": lanes}
 
 
@@ -133,7 +133,7 @@ def screen(track: Track) -> None:
         lane.is_over = True
 
 
-def told(lane: Lane, most: int) -> Data:
+def lane_data(lane: Lane, most: int) -> Data:
     """Of the first `most` tokens: seconds by part, and guesses a sequence and step."""
     rows = sum(mark.rows for mark in lane.marks)
     return {

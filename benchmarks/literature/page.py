@@ -27,7 +27,7 @@ def html(report: Report) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in report.verdicts().items())
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.at))
     pictures = [
-        replace(row.finding.picture, title=row.says, caption=said(row))
+        replace(row.finding.picture, title=row.says, caption=format_verdict(row))
         for row in report.rows
         if row.finding is not None and row.finding.picture is not None
     ]
@@ -41,7 +41,7 @@ def html(report: Report) -> str:
     )
 
 
-def said(row: Row) -> str:
+def format_verdict(row: Row) -> str:
     """Verdict and reason."""
     assert row.finding is not None
     return f"{row.finding.verdict}: {row.finding.figures[0]}. {row.finding.why}"

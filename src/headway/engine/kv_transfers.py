@@ -293,8 +293,8 @@ class KVTransfers:
         return total
 
     @property
-    def ended_in_transfer(self) -> list[Sequence]:
-        """Return the ended sequences that hold blocks until a copy ends."""
+    def release_queue(self) -> list[Sequence]:
+        """Return the ended sequences whose blocks are released once a copy ends."""
         flights = self._in_flight.values()
         return [f.sequence for f in flights if f.sequence.state == FINISHED]
 
@@ -316,7 +316,7 @@ class KVTransfers:
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Assert that every host block has one owner and every copy two ends."""
-        owners = [*sequences, *self.ended_in_transfer]
+        owners = [*sequences, *self.release_queue]
         self.host.check_integrity({s.sequence_id: s.host_tables for s in owners if s.host_tables})
         known = {s.sequence_id: s for s in owners}
         for sequence_id, flight in self._in_flight.items():

@@ -368,7 +368,7 @@ class Scheduler:
             assert len(self.running) <= self.max_num_seqs
             self.transfers.check_integrity(sequences)
             self.reclaim.check_integrity(self.waiting)
-            self.kv.check_integrity([*sequences, *self.transfers.ended_in_transfer])
+            self.kv.check_integrity([*sequences, *self.transfers.release_queue])
 
 
 def check_places(

@@ -90,7 +90,7 @@ class Starts:
             return False
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        self.policy.slot_rate.began(self.clock.now_s())
+        self.policy.slot_rate.record_start(self.clock.now_s())
         self.reclaim.charge_resumed(sequence, hit.num_tokens)
         self.room.on_start(sequence, hit)
         if sequence.host_tables:

@@ -70,7 +70,7 @@ class SlotRate:
         self._num_starts = 0
         self._since_s: float | None = None
 
-    def began(self, now_s: float) -> None:
+    def record_start(self, now_s: float) -> None:
         """Record that a waiting request got its slot and its blocks."""
         if self._since_s is not None:
             self._num_starts += 1
